@@ -15,33 +15,34 @@ namespace tutti {
 // Whole file as bytes. RESOURCE_EXHAUSTED when it is larger than `max_bytes`, before anything is allocated.
 StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes = int64_t{1} << 30);
 
-// Replaces `path` so that after a crash at any instant either the old or the new content is there: temporary file in the same
-// folder, write, fsync, rename, fsync of the folder. `mode` is the new file's permission bits.
+// Replaces `path` so that after a crash at any instant either the old or the new content is there: temporary file in
+// the same folder, write, fsync, rename, fsync of the folder. `mode` is the new file's permission bits.
 Status WriteFileAtomic(const std::string& path, std::string_view content, int mode = 0644);
 
-// Creates `path` with `content` only if it is absent (link(2)), durable on return. ALREADY_EXISTS when another was first.
+// Creates `path` with `content` only if it is absent (link(2)), durable on return. ALREADY_EXISTS when another was
+// first.
 Status CreateFileExclusive(const std::string& path, std::string_view content, int mode = 0644);
 
-Status WriteAll(int fd, std::string_view bytes);                        // retries short writes and EINTR
+Status WriteAll(int fd, std::string_view bytes);  // retries short writes and EINTR
 Status Fsync(int fd, std::string_view path);
 Status FsyncDirectory(const std::string& path);
-Status MakeDirectories(const std::string& path, int mode = 0755);       // as mkdir -p; OK when there
+Status MakeDirectories(const std::string& path, int mode = 0755);           // as mkdir -p; OK when there
 StatusOr<std::vector<std::string>> ListDirectory(const std::string& path);  // names, byte-wise sorted, without . and ..
-Status RemoveTree(const std::string& path);                             // as rm -rf; OK when absent
+Status RemoveTree(const std::string& path);                                 // as rm -rf; OK when absent
 bool FileExists(const std::string& path);
 StatusOr<int64_t> FileSize(const std::string& path);
 
 std::string JoinPath(std::string_view a, std::string_view b);
 std::string Dirname(std::string_view path);
 std::string Basename(std::string_view path);
-StatusOr<std::string> AbsolutePath(const std::string& path);            // against the working directory; no symlink resolution
+StatusOr<std::string> AbsolutePath(const std::string& path);  // against the working directory; no symlink resolution
 
-// Opens `relative` beneath the open folder `root_fd` for reading; refuses (PERMISSION_DENIED) whatever leaves it: "..", absolute
-// paths, symbolic links that point outside (openat2 RESOLVE_BENEATH).
+// Opens `relative` beneath the open folder `root_fd` for reading; refuses (PERMISSION_DENIED) whatever leaves it: "..",
+// absolute paths, symbolic links that point outside (openat2 RESOLVE_BENEATH).
 StatusOr<UniqueFd> OpenBeneath(int root_fd, const std::string& relative);
 
-// A host-wide lock that lives as long as the descriptor (or a process that inherited it): flock(2). FAILED_PRECONDITION when it is
-// held; the message has the holder's pid where the file says it. The descriptor is close-on-exec.
+// A host-wide lock that lives as long as the descriptor (or a process that inherited it): flock(2). FAILED_PRECONDITION
+// when it is held; the message has the holder's pid where the file says it. The descriptor is close-on-exec.
 StatusOr<UniqueFd> LockFile(const std::string& path);
 
 // A fresh private folder (0700) under TMPDIR or /tmp, removed with all content when the object is dropped.

@@ -1,5 +1,6 @@
-// Length-prefixed frames over a stream socket or in an append-only file: 4 bytes little-endian length, 4 bytes low half of the
-// payload's XXH3, payload. A torn tail of a file is found and cut; a frame over the limit is refused, never allocated.
+// Length-prefixed frames over a stream socket or in an append-only file: 4 bytes little-endian length, 4 bytes low half
+// of the payload's XXH3, payload. A torn tail of a file is found and cut; a frame over the limit is refused, never
+// allocated.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,8 @@ inline constexpr int64_t kMaxFrameBytes = 16 << 20;
 
 void AppendFrame(std::string_view payload, std::string* out);
 
-// Blocking send and receive on a descriptor. Receive returns nullopt at a clean end of stream; DATA_LOSS on a damaged frame.
+// Blocking send and receive on a descriptor. Receive returns nullopt at a clean end of stream; DATA_LOSS on a damaged
+// frame.
 Status SendFrame(int fd, std::string_view payload);
 StatusOr<std::optional<std::string>> ReceiveFrame(int fd);
 

@@ -1,5 +1,5 @@
-// One line per event on standard error: time, severity, component, message. Set up once by main; thread-safe. Lines are bounded.
-// People read these lines: say what happened and to whom. Never log a secret or a whole job file.
+// One line per event on standard error: time, severity, component, message. Set up once by main; thread-safe. Lines are
+// bounded. People read these lines: say what happened and to whom. Never log a secret or a whole job file.
 #pragma once
 
 #include <fmt/core.h>

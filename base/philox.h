@@ -1,5 +1,5 @@
-// Counter-based random numbers: Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
-// A pure function of (key, counter): the same four words on any rank, thread, layout or replay.
+// Counter-based random numbers: Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2,
+// 3", SC 2011). A pure function of (key, counter): the same four words on any rank, thread, layout or replay.
 #pragma once
 
 #include <array>
@@ -23,7 +23,8 @@ inline std::array<uint32_t, 4> Philox4x32(PhiloxKey key, PhiloxCounter ctr) {
   return ctr;
 }
 
-// Key of one stream of randomness: (job seed, purpose or layer path), mixed by xxhash64 (stable across machines and versions).
+// Key of one stream of randomness: (job seed, purpose or layer path), mixed by xxhash64 (stable across machines and
+// versions).
 PhiloxKey MakePhiloxKey(uint64_t seed, std::string_view purpose);
 
 // A word as a float in [0, 1): the top 24 bits.

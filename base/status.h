@@ -1,5 +1,5 @@
-// How errors travel. Every call that the outside world can make fail returns absl::Status or absl::StatusOr<T>; the code says what
-// the caller can do next, the message says what, where, expected and found.
+// How errors travel. Every call that the outside world can make fail returns absl::Status or absl::StatusOr<T>; the
+// code says what the caller can do next, the message says what, where, expected and found.
 //
 //   INVALID_ARGUMENT     the input is wrong: fix it, do not retry
 //   NOT_FOUND            the named thing is absent
@@ -32,10 +32,10 @@ using absl::StatusOr;
 
 inline Status OkStatus() { return absl::OkStatus(); }
 
-#define TUTTI_DEFINE_ERROR(Name, code)                                      \
-  template <typename... Args>                                               \
-  Status Name(fmt::format_string<Args...> format, Args&&... args) {         \
-    return Status(code, fmt::format(format, std::forward<Args>(args)...));  \
+#define TUTTI_DEFINE_ERROR(Name, code)                                     \
+  template <typename... Args>                                              \
+  Status Name(fmt::format_string<Args...> format, Args&&... args) {        \
+    return Status(code, fmt::format(format, std::forward<Args>(args)...)); \
   }
 TUTTI_DEFINE_ERROR(InvalidArgument, absl::StatusCode::kInvalidArgument)
 TUTTI_DEFINE_ERROR(NotFound, absl::StatusCode::kNotFound)
@@ -58,8 +58,8 @@ inline std::string Message(const Status& status) {
   return std::string(status.message().data(), status.message().size());
 }
 
-// The status of a failed system call: "<what>: <strerror(error)>", with the code that errno stands for (ENOSPC and EDQUOT are
-// RESOURCE_EXHAUSTED, ENOENT is NOT_FOUND, ...). `error` is an errno value.
+// The status of a failed system call: "<what>: <strerror(error)>", with the code that errno stands for (ENOSPC and
+// EDQUOT are RESOURCE_EXHAUSTED, ENOENT is NOT_FOUND, ...). `error` is an errno value.
 Status ErrnoStatus(int error, std::string_view what);
 
 // `status` with "<context>: " in front of its message; OK stays OK.
@@ -70,8 +70,8 @@ Status Annotate(const Status& status, std::string_view context);
 #define TUTTI_CONCAT_INNER(a, b) a##b
 #define TUTTI_CONCAT(a, b) TUTTI_CONCAT_INNER(a, b)
 
-#define TUTTI_RETURN_IF_ERROR(expr)                        \
-  do {                                                     \
+#define TUTTI_RETURN_IF_ERROR(expr)                                                    \
+  do {                                                                                 \
     if (::absl::Status tutti_status = (expr); !tutti_status.ok()) return tutti_status; \
   } while (false)
 
