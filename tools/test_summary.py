@@ -1,0 +1,33 @@
+#!/usr/bin/env python3
+"""Counts the test cases of a ctest run (googletest and plain tests), lists the skipped ones with their reasons.
+
+Usage: test_summary.py LastTest.log
+"""
+import re
+import sys
+
+
+def main():
+    text = open(sys.argv[1], encoding="utf-8", errors="replace").read()
+    passed = failed = 0
+    skipped = []
+    for block in re.split(r"^-{10,}\n(?=\d+/\d+ Test(?:ing)?: )", text, flags=re.M):
+        head = re.search(r"^\d+/\d+ Test(?:ing)?: (\S+)", block, flags=re.M)
+        if not head:
+            continue
+        cases_passed = len(re.findall(r"^\[       OK \]", block, flags=re.M))
+        cases_failed = len(set(re.findall(r"^\[  FAILED  \] (\S+) \(", block, flags=re.M)))
+        skips = re.findall(r"((?:.*\n){0,3})^\[  SKIPPED \] (\S+) \(", block, flags=re.M)
+        skipped += [(name, why.strip().splitlines()[-1] if why.strip() else "no reason given") for why, name in skips]
+        good = "Test Passed." in block
+        if cases_passed + cases_failed + len(skips) == 0:
+            passed, failed = passed + good, failed + (not good)
+        else:
+            passed += cases_passed
+            failed += cases_failed if cases_failed or good else 1
+    for name, why in skipped:
+        print(f"skipped {name}: {why}")
+    print(f"{passed} passed, {failed} failed, {len(skipped)} skipped")
+
+
+main()
