@@ -37,6 +37,9 @@ struct OpDef {
   // (output, input) pairs where the kernel may write the output over the input's memory.
   std::vector<std::pair<int, int>> aliases;
   bool pointwise = false;                      // element i of each output depends on element i of the inputs only
+  // Where differentiation starts: the gradient rule takes no output gradients (all are ValueId(-1)) and gives the gradient of the
+  // batch's mean loss, i.e. of output 0 (a sum over rows) times the host scalar "inverse_valid".
+  bool loss = false;
 };
 
 class OpRegistry {

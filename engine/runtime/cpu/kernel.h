@@ -53,6 +53,7 @@ struct KernelPlan {
   std::vector<CpuLayout> output_layouts;     // what Run writes; where an output layout was demanded: that one
   int64_t scratch_bytes = 0;
   std::vector<std::pair<int, int>> in_place; // (output, input) that may share memory in this plan
+  std::vector<std::pair<int, int>> views;    // (output, input): the same bytes; Run does nothing for it when pointers are equal
   std::string implementation;                // "oneDNN brgconv:avx2", "tutti pointwise": recorded in plan and manifest
 };
 
