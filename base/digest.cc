@@ -14,6 +14,21 @@ namespace tutti {
 
 uint64_t Xxh3(const void* data, size_t bytes, uint64_t seed) { return XXH3_64bits_withSeed(data, bytes, seed); }
 
+struct Xxh3Stream::Impl {
+  Impl() { TUTTI_CHECK(state != nullptr && XXH3_64bits_reset(state) == XXH_OK); }
+  ~Impl() { XXH3_freeState(state); }
+  XXH3_state_t* state = XXH3_createState();
+};
+
+Xxh3Stream::Xxh3Stream() : impl_(std::make_unique<Impl>()) {}
+Xxh3Stream::Xxh3Stream(Xxh3Stream&&) noexcept = default;
+Xxh3Stream& Xxh3Stream::operator=(Xxh3Stream&&) noexcept = default;
+Xxh3Stream::~Xxh3Stream() = default;
+void Xxh3Stream::Update(const void* data, size_t bytes) {
+  TUTTI_CHECK(XXH3_64bits_update(impl_->state, data, bytes) == XXH_OK);
+}
+uint64_t Xxh3Stream::Digest() const { return XXH3_64bits_digest(impl_->state); }
+
 struct Sha256::Impl {
   EVP_MD_CTX* context = EVP_MD_CTX_new();
 };

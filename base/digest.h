@@ -11,6 +11,22 @@ namespace tutti {
 
 uint64_t Xxh3(const void* data, size_t bytes, uint64_t seed = 0);
 inline uint64_t Xxh3(std::string_view bytes, uint64_t seed = 0) { return Xxh3(bytes.data(), bytes.size(), seed); }
+
+// XXH3 over pieces, in order: Digest() is Xxh3 of all bytes so far.
+class Xxh3Stream {
+ public:
+  Xxh3Stream();
+  Xxh3Stream(Xxh3Stream&&) noexcept;
+  Xxh3Stream& operator=(Xxh3Stream&&) noexcept;
+  ~Xxh3Stream();
+  void Update(const void* data, size_t bytes);
+  uint64_t Digest() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
 std::string Sha256Hex(std::string_view bytes);
 
 // SHA-256 over pieces, in order.

@@ -24,8 +24,7 @@ std::string TemporaryName(const std::string& path) {
 }
 
 Status WriteDurable(const std::string& path, std::string_view content, int mode) {
-  UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode));
-  if (!fd.valid()) return ErrnoStatus(errno, fmt::format("create {}", path));
+  TUTTI_ASSIGN_OR_RETURN(const UniqueFd fd, CreateFile(path, mode));
   Status status = Annotate(WriteAll(fd.get(), content), path);
   if (status.ok()) status = Fsync(fd.get(), path);
   if (!status.ok()) ::unlink(path.c_str());
@@ -35,8 +34,7 @@ Status WriteDurable(const std::string& path, std::string_view content, int mode)
 }  // namespace
 
 StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes) {
-  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!fd.valid()) return ErrnoStatus(errno, fmt::format("open {}", path));
+  TUTTI_ASSIGN_OR_RETURN(const UniqueFd fd, OpenFile(path));
   struct stat info {};
   if (::fstat(fd.get(), &info) != 0) return ErrnoStatus(errno, fmt::format("stat {}", path));
   if (S_ISDIR(info.st_mode)) return ErrnoStatus(EISDIR, fmt::format("read {}", path));
@@ -79,6 +77,54 @@ Status FsyncDirectory(const std::string& path) {
   UniqueFd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!fd.valid()) return ErrnoStatus(errno, fmt::format("open {}", path));
   return Fsync(fd.get(), path);
+}
+
+StatusOr<UniqueFd> CreateFile(const std::string& path, int mode) {
+  UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode));
+  if (!fd.valid()) return ErrnoStatus(errno, fmt::format("create {}", path));
+  return fd;
+}
+
+StatusOr<UniqueFd> OpenFile(const std::string& path) {
+  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd.valid()) return ErrnoStatus(errno, fmt::format("open {}", path));
+  return fd;
+}
+
+Status ReadAt(int fd, void* out, size_t bytes, int64_t offset, std::string_view path) {
+  auto* next = static_cast<char*>(out);
+  while (bytes > 0) {
+    const ssize_t n = ::pread(fd, next, bytes, offset);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return ErrnoStatus(errno, fmt::format("read {}", path));
+    if (n == 0) return DataLoss("{} ends at byte {}, {} more were expected", path, offset, bytes);
+    next += n, offset += n, bytes -= static_cast<size_t>(n);
+  }
+  return OkStatus();
+}
+
+Status RenamePath(const std::string& from, const std::string& to) {
+  if (::rename(from.c_str(), to.c_str()) != 0) return ErrnoStatus(errno, fmt::format("rename {} to {}", from, to));
+  return OkStatus();
+}
+
+Status RemoveFile(const std::string& path) {
+  if (::unlink(path.c_str()) != 0 && errno != ENOENT) return ErrnoStatus(errno, fmt::format("remove {}", path));
+  return OkStatus();
+}
+
+Status ReplaceSymlink(const std::string& target, const std::string& path) {
+  struct stat info {};
+  if (::lstat(path.c_str(), &info) == 0 && !S_ISLNK(info.st_mode)) {
+    return FailedPrecondition("{} is there and is no symbolic link", path);
+  }
+  const std::string temporary = TemporaryName(path);
+  if (::symlink(target.c_str(), temporary.c_str()) != 0) return ErrnoStatus(errno, fmt::format("link {}", temporary));
+  if (Status status = RenamePath(temporary, path); !status.ok()) {
+    ::unlink(temporary.c_str());
+    return status;
+  }
+  return OkStatus();
 }
 
 Status WriteFileAtomic(const std::string& path, std::string_view content, int mode) {

@@ -23,6 +23,16 @@ Status WriteFileAtomic(const std::string& path, std::string_view content, int mo
 // first.
 Status CreateFileExclusive(const std::string& path, std::string_view content, int mode = 0644);
 
+// A new file for writing; ALREADY_EXISTS when `path` is there. An existing file for reading.
+StatusOr<UniqueFd> CreateFile(const std::string& path, int mode = 0644);
+StatusOr<UniqueFd> OpenFile(const std::string& path);
+// Exactly `bytes` bytes from `offset`. DATA_LOSS when the file ends before.
+Status ReadAt(int fd, void* out, size_t bytes, int64_t offset, std::string_view path);
+Status RenamePath(const std::string& from, const std::string& to);     // rename(2); durable after FsyncDirectory
+Status RemoveFile(const std::string& path);                            // OK when absent
+// `path` becomes a symbolic link to `target` in one step, whatever link was there. FAILED_PRECONDITION when it is no link.
+Status ReplaceSymlink(const std::string& target, const std::string& path);
+
 Status WriteAll(int fd, std::string_view bytes);  // retries short writes and EINTR
 Status Fsync(int fd, std::string_view path);
 Status FsyncDirectory(const std::string& path);
