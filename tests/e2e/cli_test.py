@@ -1,0 +1,98 @@
+"""What a new user types, mistakes included, and what the terminal says."""
+import json
+import re
+
+from harness import E2ETest, ROOT, main
+
+
+class CommandLine(E2ETest):
+    def test_all_mistakes_of_a_job_file_at_once(self):  # JOB-02, JOB-03
+        job = self.box.write_job("bad")
+        text = job.read_text().replace("learningRate:", "learning_rate:").replace("global: 24", "global: 26")
+        job.write_text(text + "  train:\n    epochs: 1\n")
+        code, out, err = self.box.call("tutti", "run", job)
+        self.assertEqual(code, 2)
+        self.assertIn("did you mean 'learningRate'", err)
+        self.assertIn("26 is not divisible", err)
+        self.assertIn("duplicate key 'train'", err)
+        self.assertRegex(err, r"bad\.yaml:\d+:\d+: ")
+        self.assertRegex(err, r"3 errors; nothing was started")
+        self.assertEqual(self.box.processes(), [])
+
+    def test_config_shows_where_each_value_comes_from(self):  # JOB-10
+        job = self.box.write_job()
+        code, out, err = self.box.call("tutti", "config", job, "--set", "optimizer.learningRate=0.1")
+        self.assertEqual(code, 0, err)
+        self.assertRegex(out, r"learningRate: 0\.1 .*--set")
+        self.assertRegex(out, r"global: 24 .*job\.yaml:\d+")
+        self.assertRegex(out, r"beta1: 0\.9 .*default")
+
+    def test_plan_prints_memory_and_time_and_starts_nothing(self):
+        code, out, err = self.box.call("tutti", "plan", ROOT / "configs/jobs/fashion_mnist_cnn.yaml")
+        self.assertEqual(code, 0, err)
+        self.assertIn("421,642 parameters", out)  # 32*9+32 + 64*32*9+64 + 3136*128+128 + 1280+10
+        self.assertEqual(self.box.processes(), [])
+
+    def test_wrong_verb_option_and_file_are_said_with_exit_code_2(self):
+        for argv, words in ((["rum", "x.yaml"], "run"), (["run", "--no-such"], "no-such"), (["run", "absent.yaml"], "absent.yaml"),
+                            (["run"], "FILE")):
+            code, out, err = self.box.call("tutti", *argv)
+            self.assertEqual(code, 2, (argv, out, err))
+            self.assertIn(words, err)
+
+    def test_missing_data_is_one_clear_error(self):  # DAT-02, DAT-09
+        job = self.box.write_job("absent")
+        job.write_text(job.read_text().replace("data/images.idx", "data/absent.idx"))
+        code, out, err = self.box.call("tutti", "run", job)
+        self.assertNotEqual(code, 0)
+        self.assertIn("data/absent.idx", out + err)
+        self.assert_nothing_left()
+        labels = self.box.folder / "data" / "labels.idx"
+        raw = bytearray(labels.read_bytes())
+        raw[8 + 7] = 13
+        labels.write_bytes(raw)
+        code, out, err = self.box.call("tutti", "run", self.box.write_job("label"))
+        self.assertNotEqual(code, 0)
+        for words in ("labels.idx", "13", "7", "9"):  # file, value, row, range 0..9
+            self.assertIn(words, out + err)
+        self.assert_nothing_left()
+
+    def test_plain_output_has_plan_steps_evaluation_and_result(self):
+        code, out, err = self.box.call("tutti", "run", self.box.write_job())
+        self.assertEqual(code, 0, err)
+        for words in ("plan ", "parameters", "step", "loss", "eval", "done", "SUCCEEDED", "exact", "sha256", "memory"):
+            self.assertIn(words, out)
+        self.assertNotIn("\r", out)
+        self.assertNotIn("\x1b", out)
+        self.assert_nothing_left()
+
+    def test_json_output_is_one_object_with_the_documented_fields(self):
+        result = self.box.run_json(self.box.write_job())
+        for field in ("job", "name", "state", "attempts", "generation", "ranks", "steps", "samples", "metrics", "weightsSha256",
+                      "checkpoint", "ledger", "memory", "time", "failures"):
+            self.assertIn(field, result)
+        memory = result["memory"]
+        self.assertEqual(memory["plannedArenaBytes"], memory["measuredArenaBytes"])
+        self.assertAlmostEqual(memory["plannedResidentBytes"] / memory["measuredResidentBytes"], 1, delta=0.10)
+        for field in ("submitToFirstStepMs", "medianStepMs", "wallSeconds", "samplesPerSecond"):
+            self.assertGreater(result["time"][field], 0)
+
+    def test_resume_of_an_absent_checkpoint_fails_and_names_it(self):  # CKP-14
+        job = self.box.write_job("absent", checkpoint_resume="path", checkpoint_resumeFrom="/no/such/run")
+        code, out, err = self.box.call("tutti", "run", job)
+        self.assertNotEqual(code, 0)
+        self.assertIn("/no/such/run", out + err)
+        self.assert_nothing_left()
+
+    def test_help_and_version(self):
+        for verb in ("run", "plan", "config", "submit", "get", "describe", "logs", "cancel", "verify", "nodes", "version"):
+            code, out, err = self.box.call("tutti", verb, "--help")
+            self.assertEqual(code, 0, err)
+            self.assertIn("tutti " + verb, out)
+        code, out, _ = self.box.call("tutti", "version")
+        self.assertEqual(code, 0)
+        self.assertRegex(out, r"\d+\.\d+\.\d+")
+
+
+if __name__ == "__main__":
+    main()
