@@ -12,6 +12,7 @@ find_package(OpenSSL REQUIRED)
 find_package(SQLite3 REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_package(GTest REQUIRED)
+find_package(Python3 REQUIRED COMPONENTS Interpreter)
 
 # dnnl's own package file asks for OpenCL headers that a CPU build does not use.
 find_library(DNNL_LIBRARY dnnl REQUIRED)
