@@ -15,19 +15,13 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <vector>
 
 #include "base/status.h"
 #include "engine/data/dataset.h"
+#include "engine/data/normalize.h"
 #include "engine/data/steps.h"
 
 namespace tutti {
-
-// Inputs become (x * scale - mean) / std, in double, rounded once to f32; scale is 1/255 for bytes and 1 for f32.
-struct Normalization {
-  double mean = 0.0;
-  double std = 1.0;
-};
 
 struct LoaderOptions {
   uint64_t seed = 0;
@@ -91,11 +85,8 @@ class EvalReader {
   Status Fill(int64_t cell, float* x, int32_t* labels, float* weights);
 
  private:
-  const Dataset& dataset_;
+  SampleReader reader_;
   int64_t cell_rows_;
-  std::vector<float> table_;    // value of each byte
-  std::vector<std::byte> raw_;  // one sample
-  Normalization normalization_;
 };
 
 }  // namespace tutti
