@@ -1,0 +1,7 @@
+#pragma once
+
+#include "engine/runtime/cpu/kernel.h"
+
+namespace tutti {
+Status RegisterBatchNormCpu(KernelRegistry* kernels);
+}  // namespace tutti
