@@ -108,7 +108,9 @@ class Sandbox:
 
     def start(self, *argv, **options):
         """A program of ours in the background."""
-        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL, **options}
+        # A shell that runs the tests in the background has SIGINT ignored, and children would inherit that.
+        options = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+                   "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL, **options}
         env = {**self.env, **options.pop("env", {})}
         return subprocess.Popen([str(a) for a in argv], env=env, cwd=self.folder, text=True, **options)
 

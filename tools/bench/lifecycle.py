@@ -44,9 +44,11 @@ spec:
 class Run:
     """A command whose output lines are matched as they arrive."""
 
-    def __init__(self, argv, cwd):
+    def __init__(self, argv, cwd, stop_signal):
+        self.stop_signal = stop_signal
         self.start = time.monotonic()
-        self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=cwd, bufsize=1)
+        self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=cwd, bufsize=1,
+                                        start_new_session=True)
         self.seen = []
 
     def wait_for(self, pattern):
@@ -58,12 +60,14 @@ class Run:
         raise SystemExit("ended before a line matched %r:\n%s" % (pattern, "".join(self.seen)))
 
     def stop(self):
-        self.process.send_signal(signal.SIGINT)
+        self.process.stdout.close()
+        self.process.send_signal(self.stop_signal)
         try:
-            self.process.communicate(timeout=20)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.communicate()
+            self.process.wait(timeout=30)
+        finally:
+            if self.process.poll() is None:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait()
 
 
 def descendants(root, name):
@@ -91,13 +95,13 @@ def descendants(root, name):
 def tutti(binary, folder):
     job = folder / "job.yaml"
     job.write_text(JOB.format(data=folder / "data", out=folder / "run"))
-    return Run([f"{binary}/tutti", "run", str(job)], folder)
+    return Run([f"{binary}/tutti", "run", str(job)], folder, signal.SIGTERM)
 
 
 def torchrun(binary, folder):
     return Run([f"{binary}/torchrun", "--nproc-per-node", "2", "--master-port", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint",
                 "localhost:0", "--max-restarts", "3", str(HERE / "torchrun_job.py"), "--steps", "1000000", "--checkpoint",
-                str(folder / "torch.pt")], folder)
+                str(folder / "torch.pt")], folder, signal.SIGTERM)
 
 
 def measure(kind, side, binary, data):
@@ -142,4 +146,5 @@ def main():
         print(f"{a.kind} {case} tutti={value * 1000:.0f}ms peer={peer * 1000:.0f}ms ratio={peer / value:.2f}")
 
 
-main()
+if __name__ == "__main__":
+    main()
