@@ -79,7 +79,7 @@ struct CloseStream {
 struct Reply {
   uint64_t request = 0;
   Status status;
-  v1::Job job;           // with OK
+  v1::Job job{};         // with OK
   bool created = false;  // by this request: undone when its commit fails
 };
 // Appended to the job's series and shown to those who watch it.

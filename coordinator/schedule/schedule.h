@@ -37,11 +37,11 @@ struct PlacementRequest {
 
 struct Decision {
   std::string job_id;
-  std::vector<v1::NodeShare> nodes;  // in rank order; empty: not placed
-  std::vector<std::string> reasons;  // why there
-  std::string reason;                // not placed: "InsufficientSlots", "NeverFits", "NoNodes", "BehindOthers"
-  std::string message;               // "waiting: needs 2, free 1", "can never run: needs 5, total 2"
-  bool can_ever_run = true;          // false only once a node has registered
+  std::vector<v1::NodeShare> nodes{};  // in rank order; empty: not placed
+  std::vector<std::string> reasons{};  // why there
+  std::string reason{};                // not placed: "InsufficientSlots", "NeverFits", "NoNodes", "BehindOthers"
+  std::string message{};               // "waiting: needs 2, free 1", "can never run: needs 5, total 2"
+  bool can_ever_run = true;            // false only once a node has registered
 };
 
 // One decision per request, in order. `partial` is the simulator's mutant: places what fits.

@@ -1,6 +1,7 @@
 // Where rows live. One writer; rows of one Commit appear together or not at all and are durable on return.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -33,11 +34,15 @@ class Journal {
 std::unique_ptr<Journal> NewMemoryJournal();
 
 // SQLite in `directory`/journal.db (WAL, synchronous=FULL, exclusive). Not thread-safe. Call LockStateDirectory first.
-StatusOr<std::unique_ptr<Journal>> OpenSqliteJournal(const std::string& directory);
+// `max_pages` > 0 bounds the file (4 KiB each) as a full disk would.
+StatusOr<std::unique_ptr<Journal>> OpenSqliteJournal(const std::string& directory, int64_t max_pages = 0);
 
 // Takes `directory` (created 0700) for the life of this process. FAILED_PRECONDITION with the holder's pid when another
 // coordinator has it, or when it lies on a network file system, whose locks and flushes cannot be trusted.
 class StateLock;
 StatusOr<std::shared_ptr<StateLock>> LockStateDirectory(const std::string& directory);
+
+// "NFS", ... for the `f_type` of statfs(2) of a file system on the network; nullptr for others.
+const char* NetworkFileSystemName(int64_t magic);
 
 }  // namespace tutti::coordinator

@@ -27,12 +27,16 @@ class SeriesStore {
   // `job_id` must be a ULID: it becomes a file name. RESOURCE_EXHAUSTED: no room; the file stays whole.
   Status Append(const std::string& job_id, const v1::SeriesRecord& record);
 
-  // Records with a step greater than `after_step`. A job without records gives an empty series. A torn tail is ignored.
+  // Records with a step greater than `after_step`. A job without records gives an empty series; a torn tail is ignored.
+  // May be called from any thread, while another appends.
   StatusOr<Series> Read(const std::string& job_id, int64_t after_step) const;
 
  private:
   explicit SeriesStore(std::string directory) : directory_(std::move(directory)) {}
-  std::string directory_;
+  std::string PathOf(const std::string& job_id) const;
+  StatusOr<int> OpenForAppend(const std::string& job_id);
+
+  const std::string directory_;
   std::map<std::string, UniqueFd> open_;  // bounded: the oldest id is closed first
 };
 
