@@ -3,6 +3,8 @@
 #include <cerrno>
 #include <system_error>
 
+#include "absl/strings/cord.h"
+
 namespace tutti {
 namespace {
 
@@ -50,7 +52,10 @@ Status ErrnoStatus(int error, std::string_view what) {
 
 Status Annotate(const Status& status, std::string_view context) {
   if (status.ok()) return status;
-  return Status(status.code(), fmt::format("{}: {}", context, Message(status)));
+  Status annotated(status.code(), fmt::format("{}: {}", context, Message(status)));
+  status.ForEachPayload(
+      [&](absl::string_view type, const absl::Cord& payload) { annotated.SetPayload(type, payload); });
+  return annotated;
 }
 
 }  // namespace tutti

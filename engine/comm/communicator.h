@@ -7,16 +7,17 @@
 // delivered.
 //
 // Errors that every call may return, and what the caller does then:
-//   UNAVAILABLE        a peer ended or its connection broke: park, wait for a new generation. The message names the
-//   peer's rank DEADLINE_EXCEEDED  no progress for the communicator's timeout: park; the message names the ranks that
-//   were waited for ABORTED            Abort was called on this rank, or a peer called it INVALID_ARGUMENT   ranks
-//   disagree on what is called: a bug, or different programs
-// After any error the communicator is poisoned: every later call returns the same error at once.
+//   UNAVAILABLE        a peer ended or its connection broke: park, wait for a new generation. Names the peer's rank
+//   DEADLINE_EXCEEDED  no progress for the communicator's timeout: park. Names the ranks that were waited for
+//   ABORTED            Abort was called on this rank, or a peer called it
+//   INVALID_ARGUMENT   ranks disagree on what is called: a bug, or different programs
+// BlamedRank(status) is that rank. After any error the communicator is poisoned: every later call returns it at once.
 //
 // Thread-safety: one call at a time, from any thread; Abort from any thread at any time.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -64,6 +65,10 @@ class Communicator {
   // Number of the running or last call, from 1: "#31" in messages.
   virtual int64_t sequence() const = 0;
 };
+
+// The first rank that an error of a communicator names as its cause (the dead, stopped or aborting one); none when it
+// names nobody.
+std::optional<Rank> BlamedRank(const Status& status);
 
 // Compares `hash` of what each rank plans to call (program ids included) across the world, before the first step.
 // INVALID_ARGUMENT on every rank when two differ; the message names both ranks with their `description` (cut to 160
