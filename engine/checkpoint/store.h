@@ -6,10 +6,11 @@
 //     manifest.json                     v1.Manifest: its existence is the commit
 //   runs/cnn/step-1407 -> step-1407.g2.5d1f09ac       for people; not trusted
 //   runs/cnn/claim.g2.5d1f09ac          generation 2 of this job has started: older ones delete and commit no more
+//   runs/cnn/base.g2.5d1f09ac           the step that it started from (v1.GenerationBase)
 //
 // Nothing that was committed is overwritten. The fence at reading keeps a late zombie's history out: a manifest (g, s)
-// counts only if s <= the base step of every later generation of its job. Bases are known from the caller and from the
-// manifests themselves.
+// counts only if s <= the base step of every later generation of its job. Bases are known from the caller, from the
+// base files and from the manifests themselves.
 #pragma once
 
 #include <cstdint>
@@ -38,6 +39,7 @@ class Fence {
  public:
   // A generation and the step that it started from; the lowest base wins when a generation is told twice.
   void Add(Generation generation, Step base);
+  void Add(const Fence& other);
   bool Admits(Generation generation, Step step) const;
 
  private:
@@ -83,15 +85,15 @@ class CheckpointStore {
                                                  std::vector<std::string>* notices) const;
 
   // Where a generation starts, decided by one rank for all (its own job's newest first; else as the policy says):
-  //   NEVER  another job's checkpoints or claims here: FAILED_PRECONDITION, else from scratch
+  //   NEVER  another job's checkpoints here: FAILED_PRECONDITION, else from scratch
   //   AUTO   the newest of any job, else from scratch
   //   PATH   policy.resume_from, a step folder or a run folder: NOT_FOUND with the path when it is absent or holds none
-  // nullopt: from scratch.
+  // nullopt: from scratch. Claims the directory first, and records the decision as this generation's base before it
+  // returns. `known`: bases of earlier generations; they concern this job's checkpoints only.
   StatusOr<std::optional<CheckpointInfo>> FindStart(const v1::CheckpointPolicy& policy, const JobIdentity& self,
                                                     const Fence& known, std::vector<std::string>* notices) const;
 
-  // By rank 0, once, before FindStart: older generations of this job stop deleting and committing. OK when claimed
-  // before by itself.
+  // Older generations of this job stop deleting and committing. Durable on return; OK when it was claimed before.
   Status Claim(const JobIdentity& self) const;
   // ABORTED when a later generation of the job has claimed.
   Status CheckCurrent(const JobIdentity& self) const;
@@ -106,12 +108,16 @@ class CheckpointStore {
   // longer the current one.
   Status Retain(const JobIdentity& self, const Retention& retention) const;
 
+  // By rank 0 after a write that failed: frees what it took. The folder must not be committed.
+  Status Discard(const JobIdentity& self, Step step) const;
+
   // Step folder of this job, generation and step (absolute).
   std::string StepFolder(const JobIdentity& self, Step step) const;
   // Points the friendly name step-N at that folder.
   Status LinkFriendlyName(const JobIdentity& self, Step step) const;
 
  private:
+  Status RecordBase(const JobIdentity& self, Step base) const;
   explicit CheckpointStore(std::string directory) : directory_(std::move(directory)) {}
   std::string directory_;
 };

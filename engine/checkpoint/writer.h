@@ -48,11 +48,12 @@ std::string WeightsSha256(const std::map<std::string, LoadedTensor>& tensors);
 struct CheckpointResult {
   Status status;  // RESOURCE_EXHAUSTED: disk or quota full, with path; ABORTED: fenced; DEADLINE_EXCEEDED: rank missing
   Step step;
-  std::string path;            // absolute step folder
-  std::string weights_sha256;  // rank 0 only
-  int64_t bytes = 0;           // of all ranks' files; of the own one on other ranks
-  double seconds = 0;          // from copy to commit (rank 0) or receipt
-  bool committed = false;      // rank 0, or a caller that asked to wait for the commit
+  std::string path;                  // absolute step folder
+  std::string weights_sha256;        // rank 0 only
+  int64_t bytes = 0;                 // of all ranks' files; of the own one on other ranks
+  std::vector<std::string> notices;  // what went wrong beside it: an old checkpoint that could not be removed, ...
+  double seconds = 0;                // from copy to commit (rank 0) or receipt
+  bool committed = false;            // rank 0, or a caller that asked to wait for the commit
 };
 
 class AsyncCheckpointWriter {
