@@ -98,9 +98,6 @@ const T& Require(const Node& node, std::string_view name) {
 int64_t IntAttribute(const Node& node, std::string_view name) { return Require<int64_t>(node, name); }
 double DoubleAttribute(const Node& node, std::string_view name) { return Require<double>(node, name); }
 const std::string& StringAttribute(const Node& node, std::string_view name) { return Require<std::string>(node, name); }
-const std::vector<int64_t>& IntsAttribute(const Node& node, std::string_view name) {
-  return Require<std::vector<int64_t>>(node, name);
-}
 
 int64_t IntAttributeOr(const Node& node, std::string_view name, int64_t fallback) {
   const int64_t* value = Get<int64_t>(node, name);

@@ -104,7 +104,6 @@ class Graph {
 int64_t IntAttribute(const Node& node, std::string_view name);
 double DoubleAttribute(const Node& node, std::string_view name);
 const std::string& StringAttribute(const Node& node, std::string_view name);
-const std::vector<int64_t>& IntsAttribute(const Node& node, std::string_view name);
 int64_t IntAttributeOr(const Node& node, std::string_view name, int64_t fallback);
 std::string StringAttributeOr(const Node& node, std::string_view name, std::string_view fallback);
 

@@ -63,7 +63,13 @@ struct KernelRequest {
   std::span<const std::optional<CpuLayout>> inputs;    // nullopt: a parameter whose layout this kernel decides
   std::span<const std::optional<CpuLayout>> outputs;   // set: the output must have this layout (a parameter's gradient)
   KernelContext context;
+
+  const TensorType& input_type(size_t i) const { return graph->value(node->inputs[i]).type; }
+  const TensorType& output_type(size_t i) const { return graph->value(node->outputs[i]).type; }
 };
+// A plan without kernel in which every input and output is plain: the start of own kernels.
+KernelPlan PlainPlan(const KernelRequest& request);
+
 using KernelFactory = std::function<StatusOr<KernelPlan>(const KernelRequest&)>;
 
 class KernelRegistry {

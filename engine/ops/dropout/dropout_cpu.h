@@ -1,0 +1,9 @@
+#pragma once
+
+#include "engine/runtime/cpu/kernel.h"
+
+namespace tutti {
+
+Status RegisterDropoutCpu(KernelRegistry* kernels);
+
+}  // namespace tutti
