@@ -73,7 +73,8 @@ std::set<const schema::Key*> Binder::BindEntries(const YamlNode& node, const std
       if (const auto [it, fresh] = first.try_emplace(entry.key, &entry); !fresh) {
         const YamlPosition& at = it->second->at;
         const std::string where = at.line > 0 ? fmt::format("first at line {}", at.line) : "first by --set";
-        Refuse(entry.at, path, fmt::format("duplicate key '{}' ({})", entry.key, where));
+        errors.push_back({entry.at, path, fmt::format("duplicate key '{}' ({})", entry.key, where)});
+        refused.insert(Child(path, entry.key));
         continue;
       }
       const Key* key = schema::FindKey(section, entry.key);
@@ -109,7 +110,8 @@ void Binder::FillDefaults(const YamlNode& node, const std::string& path, std::st
         (!key->when.empty() && (type.empty() || !schema::Applies(*key, type))))
       continue;
     if (key->fallback == schema::kRequired) {
-      Refuse(node.at, path, fmt::format("missing key '{}'; expected {}", key->name, schema::Expected(*key)));
+      errors.push_back(
+          {node.at, path, fmt::format("missing key '{}'; expected {}", key->name, schema::Expected(*key))});
       refused.insert(child);
     } else if (key->fallback == schema::kAuto) {
       automatic.insert(child);

@@ -48,8 +48,10 @@ void ResolveAutomatic(const JobFileOptions& options, const std::function<bool(co
         per_rank > 0 ? per_rank
                      : static_cast<int>(std::max<int64_t>(1, options.cores_available / std::max<int64_t>(1, ranks))));
   }
-  if (is_auto("spec.batch.micro") && numerics->shards() > 0)
-    spec->mutable_batch()->set_micro(spec->batch().global() / numerics->shards());
+  if (const int64_t shards = numerics->shards(), global = spec->batch().global();
+      is_auto("spec.batch.micro") && shards > 0 && global % shards == 0) {
+    spec->mutable_batch()->set_micro(global / shards);
+  }
   if (is_auto("spec.train.evaluateAtEnd")) spec->mutable_train()->set_evaluate_at_end(spec->data().has_eval());
   if (is_auto("spec.checkpoint.directory")) {
     const bool resume = spec->checkpoint().resume() == v1::RESUME_MODE_AUTO;

@@ -278,11 +278,13 @@ std::string NearestWord(std::string_view word, const std::vector<std::string>& w
   const std::string plain = Plain(word);
   if (plain.size() > 64) return "";
   std::string best;
-  size_t best_distance = std::numeric_limits<size_t>::max();
+  size_t best_score = std::numeric_limits<size_t>::max();
   for (const std::string& candidate : words) {
-    const size_t distance = EditDistance(plain, Plain(candidate));
-    if (distance < best_distance && Near(distance, std::max(plain.size(), candidate.size())))
-      best = candidate, best_distance = distance;
+    const std::string other = Plain(candidate);
+    const size_t distance = EditDistance(plain, other);
+    const size_t score = 2 * distance + (plain.size() == other.size() ? 0 : 1);  // of two as near, the one as long
+    if (score < best_score && Near(distance, std::max(plain.size(), other.size())))
+      best = candidate, best_score = score;
   }
   return best;
 }
