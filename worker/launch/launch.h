@@ -45,9 +45,9 @@ inline constexpr int kShimSocketDescriptor = 4;  // listening on shim.sock
 inline constexpr int kShimFirstSlotLock = 5;     // locks of the slots, in the order of config.ranks
 
 // Starts tutti-shim in a session of its own, after filling in each rank's lock_descriptors. `slot_locks[i]` are the locks of
-// config.ranks(i); `run_lock` is shim.lock. The child inherits all; the caller's copies close with its objects. The caller waits
-// for the pid when it ends.
-StatusOr<pid_t> StartShim(const std::string& shim_program, v1::ShimConfig config, const UniqueFd& run_lock,
+// config.ranks(i); `run_lock` is shim.lock, `listener` listens on shim.sock (so that a connection never comes too early). The child
+// inherits all; the caller's copies close with its objects. The caller waits for the pid when it ends.
+StatusOr<pid_t> StartShim(const std::string& shim_program, v1::ShimConfig config, const UniqueFd& run_lock, const UniqueFd& listener,
                           const std::vector<std::vector<UniqueFd>>& slot_locks);
 
 }  // namespace tutti::worker
