@@ -19,15 +19,15 @@ namespace tutti {
 
 struct GradientCheckInput {
   TensorType type;
-  std::vector<double> values;      // empty: uniform in [-1, 1), never closer than 0.05 to zero (kinks)
+  std::vector<double> values = {}; // empty: uniform in [-1, 1), never closer than 0.05 to zero (kinks)
   bool differentiable = true;      // false, or another dtype than f32: held fixed
   ValueClass value_class = ValueClass::kParameter;
 };
 
 struct GradientCheck {
   std::string op;
-  Attributes attributes;
-  std::vector<GradientCheckInput> inputs;
+  Attributes attributes = {};
+  std::vector<GradientCheckInput> inputs = {};
   std::vector<int> outputs = {0};  // those that get a random output gradient; the others get none
   // f32 differences: truncation grows with step^2, rounding with 2^-24 * |y| * sqrt(outputs) / step.
   double step = 1.0 / 128;
