@@ -3,6 +3,8 @@
 #include <gloo/transport/device.h>
 #include <gloo/transport/pair.h>
 #include <gloo/transport/tcp/device.h>
+#include <netdb.h>
+#include <sys/socket.h>
 
 #include <condition_variable>
 #include <cstring>
@@ -10,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/unique_fd.h"
 #include "engine/comm/gloo_communicator.h"
 
 namespace tutti {
@@ -33,6 +36,30 @@ Status Guard(absl::StatusCode code, const std::string& what, Fn fn) {
     return Status(code, fmt::format("{}: {}", what, e.what()));
   }
   return OkStatus();
+}
+
+// First address of `host` that this host can listen on, in numbers. gloo's own look-up crashes where there is none.
+StatusOr<std::string> ResolveOwn(const std::string& host) {
+  const addrinfo hints{.ai_flags = 0,
+                       .ai_family = AF_UNSPEC,
+                       .ai_socktype = SOCK_STREAM,
+                       .ai_protocol = 0,
+                       .ai_addrlen = 0,
+                       .ai_addr = nullptr,
+                       .ai_canonname = nullptr,
+                       .ai_next = nullptr};
+  addrinfo* found = nullptr;
+  const int failed = ::getaddrinfo(host.c_str(), nullptr, &hints, &found);
+  if (failed != 0) return Unavailable("address '{}' does not resolve: {}", host, ::gai_strerror(failed));
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(found, &::freeaddrinfo);
+  for (const addrinfo* a = found; a != nullptr; a = a->ai_next) {
+    const UniqueFd socket(::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol));
+    char text[NI_MAXHOST];
+    if (!socket.valid() || ::bind(socket.get(), a->ai_addr, a->ai_addrlen) != 0) continue;
+    if (::getnameinfo(a->ai_addr, a->ai_addrlen, text, sizeof(text), nullptr, 0, NI_NUMERICHOST) == 0)
+      return std::string(text);
+  }
+  return Unavailable("address '{}' is not one of this host's", host);
 }
 
 // Closes the connection being made when time is over; gloo's own wait has no deadline of the caller's.
@@ -94,11 +121,13 @@ class Endpoint : public GlooEndpoint {
 Status Endpoint::Listen() {
   const int32_t world = options_.world_size;
   std::vector<std::vector<char>> addresses(world);
+  TUTTI_ASSIGN_OR_RETURN(const std::string address, ResolveOwn(options_.address));
+  const BlockSigpipe block;  // for the device's thread
   TUTTI_RETURN_IF_ERROR(Guard(absl::StatusCode::kUnavailable,
                               fmt::format("rank {} cannot listen on '{}'", options_.rank.value(), options_.address),
                               [&] {
                                 gloo::transport::tcp::attr attributes;
-                                attributes.hostname = options_.address;
+                                attributes.hostname = address;
                                 device_ = gloo::transport::tcp::CreateDevice(attributes);
                                 context_ = device_->createContext(options_.rank.value(), world);
                                 context_->setTimeout(std::chrono::hours(24));

@@ -17,6 +17,25 @@ constexpr Millis kGrace(150);  // for a peer's report that says more than what w
 
 }  // namespace
 
+BlockSigpipe::BlockSigpipe() {
+  sigset_t pipe;
+  sigemptyset(&pipe);
+  sigaddset(&pipe, SIGPIPE);
+  ::pthread_sigmask(SIG_BLOCK, &pipe, &before_);
+}
+
+BlockSigpipe::~BlockSigpipe() {
+  if (sigismember(&before_, SIGPIPE) == 0) {
+    sigset_t pipe;
+    sigemptyset(&pipe);
+    sigaddset(&pipe, SIGPIPE);
+    const timespec now{0, 0};
+    while (::sigtimedwait(&pipe, nullptr, &now) == SIGPIPE) {
+    }
+  }
+  ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+}
+
 GlooLink::GlooLink(std::shared_ptr<gloo::transport::Context> context, std::shared_ptr<void> keep_alive, Millis timeout)
     : keep_alive_(std::move(keep_alive)),
       context_(std::move(context)),
@@ -25,8 +44,13 @@ GlooLink::GlooLink(std::shared_ptr<gloo::transport::Context> context, std::share
       timeout_(timeout),
       waiting_for_(world_, -1) {
   if (world_ == 1) return;
-  control_ = context_->createUnboundBuffer(&incoming_, sizeof(incoming_));
-  listener_ = std::thread([this] { Listen(); });
+  incoming_.resize(world_);
+  for (int32_t peer = 0; peer < world_; ++peer) {
+    if (peer == rank_) continue;
+    Incoming& incoming = incoming_[peer];
+    incoming.buffer = context_->createUnboundBuffer(&incoming.report, sizeof(Report));
+    incoming.listener = std::thread([this, peer] { Listen(peer); });
+  }
   watchdog_ = std::thread([this] { Watch(); });
 }
 
@@ -37,8 +61,10 @@ GlooLink::~GlooLink() {
     stopping_ = true;
   }
   changed_.notify_all();
-  if (control_ != nullptr) control_->abortWaitRecv();
-  if (listener_.joinable()) listener_.join();
+  for (Incoming& incoming : incoming_) {
+    if (incoming.buffer != nullptr) incoming.buffer->abortWaitRecv();
+    if (incoming.listener.joinable()) incoming.listener.join();
+  }
   if (watchdog_.joinable()) watchdog_.join();
 }
 
@@ -62,6 +88,7 @@ Status GlooLink::Receive(int32_t peer, uint64_t slot, void* data, int64_t bytes)
 Status GlooLink::Post(int32_t peer, uint64_t slot, void* data, int64_t bytes, bool is_send) {
   Transfer& transfer = pending_.emplace_back(Transfer{context_->createUnboundBuffer(data, bytes), peer, is_send});
   ++posted_;
+  const BlockSigpipe block;
   try {
     if (is_send) {
       transfer.buffer->send(peer, slot, 0, bytes);
@@ -183,6 +210,7 @@ void GlooLink::InterruptLocked() {
 }
 
 void GlooLink::Tell(const Report& report) {
+  const BlockSigpipe block;
   const std::lock_guard lock(mutex_);
   Outgoing& outgoing = told_.emplace_back(Outgoing{report, {}});
   for (int32_t peer = 0; peer < world_; ++peer) {
@@ -196,7 +224,7 @@ void GlooLink::Tell(const Report& report) {
   }
 }
 
-// A report needs a round trip; if the connections closed under it, its receiver would take this rank for the cause.
+// If the connections closed under a report, its receiver would take this rank for the cause.
 void GlooLink::Flush() {
   const Nanos deadline = SystemClock().Monotonic() + kGrace;
   for (const Outgoing& outgoing : told_) {
@@ -211,19 +239,17 @@ void GlooLink::Flush() {
   }
 }
 
-void GlooLink::Listen() {
-  std::vector<int> peers;
-  for (int32_t peer = 0; peer < world_; ++peer) {
-    if (peer != rank_) peers.push_back(peer);
-  }
+void GlooLink::Listen(int32_t peer) {
+  const BlockSigpipe block;
+  Incoming& incoming = incoming_[peer];
   for (;;) {
     try {
-      control_->recv(peers, kControlSlot, 0, sizeof(Report));
-      if (!control_->waitRecv(nullptr, kForever)) return;
+      incoming.buffer->recv(peer, kControlSlot, 0, sizeof(Report));
+      if (!incoming.buffer->waitRecv(nullptr, kForever)) return;
     } catch (const std::exception&) {
-      return;  // a connection broke: whoever waits for that peer reports it
+      return;  // the connection broke: who needs that peer finds out, for who does not it is no error
     }
-    HandleReport(incoming_);
+    HandleReport(incoming.report);
   }
 }
 

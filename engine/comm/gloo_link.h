@@ -8,6 +8,7 @@
 
 #include <gloo/transport/context.h>
 #include <gloo/transport/unbound_buffer.h>
+#include <signal.h>
 
 #include <condition_variable>
 #include <deque>
@@ -22,6 +23,17 @@
 #include "engine/comm/call.h"
 
 namespace tutti {
+
+// While alive, writing to a connection that the peer closed does not end the process: gloo writes without MSG_NOSIGNAL.
+// Threads that are started meanwhile inherit that for life.
+class BlockSigpipe {
+ public:
+  BlockSigpipe();
+  ~BlockSigpipe();
+
+ private:
+  sigset_t before_;
+};
 
 class GlooLink {
  public:
@@ -65,7 +77,7 @@ class GlooLink {
   Status Fail(Status status);  // drops pending transfers
   void Tell(const Report& report);
   void Flush();
-  void Listen();
+  void Listen(int32_t peer);
   void Watch();
   void HandleReport(const Report& report);
   void InterruptLocked();
@@ -94,9 +106,16 @@ class GlooLink {
     std::vector<std::unique_ptr<gloo::transport::UnboundBuffer>> buffers;
   };
   std::list<Outgoing> told_;  // at most a few: one per error of this rank
-  Report incoming_;
-  std::unique_ptr<gloo::transport::UnboundBuffer> control_;
-  std::thread listener_, watchdog_;
+  // One buffer and thread for each peer's reports: its receive is posted ahead, so that a report goes one way and
+  // arrives although its sender no longer reads, and a broken connection ends that peer's alone. (One receive from any
+  // peer has neither.)
+  struct Incoming {
+    Report report;
+    std::unique_ptr<gloo::transport::UnboundBuffer> buffer;
+    std::thread listener;
+  };
+  std::vector<Incoming> incoming_;  // by rank
+  std::thread watchdog_;
 };
 
 }  // namespace tutti
