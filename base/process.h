@@ -49,4 +49,7 @@ StatusOr<std::string> SiblingProgram(const std::string& name);
 // CPU numbers that this process may use (sched_getaffinity), ascending.
 std::vector<int> AllowedCores();
 
+// Greatest resident set of this process so far.
+int64_t PeakResidentBytes();
+
 }  // namespace tutti

@@ -35,10 +35,12 @@ StatusOr<v1::TrainPlan> PlanJob(const v1::JobSpec& spec, const DataShape& data, 
 // slot has, and what would fit. OK where slot.memory_bytes is 0.
 Status CheckFits(const v1::JobSpec& spec, const DataShape& data, const SlotShape& slot, const v1::TrainPlan& plan);
 
-// Arithmetic that the planner, the trainer and the ledger share. Steps of the whole job (epochs * full batches, or
-// train.steps).
-int64_t TotalSteps(const v1::JobSpec& spec, int64_t train_samples);
+// Shards that a rank computes side by side: as many as it has cores for, at most its own.
+int32_t LanesOf(const v1::JobSpec& spec, int32_t local_shards, int32_t cores);
+
 // Resident bytes of a rank's process beside arena and data set: code, libraries, generated kernels, stacks.
-int64_t ProcessOverheadBytes(int lanes, int threads);
+int64_t ProcessOverheadBytes(int32_t lanes, int32_t threads);
+// Adds up arena_bytes and resident_bytes from the parts that are filled in already.
+void SumMemory(const v1::JobSpec& spec, int64_t arena_bytes, int32_t lanes, v1::MemoryPlan* memory);
 
 }  // namespace tutti
