@@ -1,5 +1,7 @@
 #include "worker/shim/process_tree.h"
 
+#include <unistd.h>
+
 #include <charconv>
 #include <map>
 #include <string>
@@ -25,9 +27,16 @@ bool ReadEntry(const std::string& name, Entry* entry) {
   return std::from_chars(stat->data() + close + 4, stat->data() + stat->size(), entry->parent).ec == std::errc();
 }
 
+// False where /proc shows another PID namespace than ours: its numbers would name other processes.
+bool ProcIsOurs() {
+  char self[32] = {};
+  return ::readlink("/proc/self", self, sizeof self - 1) > 0 && std::to_string(::getpid()) == self;
+}
+
 }  // namespace
 
 std::vector<pid_t> Descendants(pid_t root) {
+  if (!ProcIsOurs()) return {};
   std::multimap<pid_t, Entry> by_parent;
   const auto names = ListDirectory("/proc");
   if (!names.ok()) return {};

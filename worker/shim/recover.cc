@@ -15,6 +15,9 @@
 namespace tutti::worker {
 namespace {
 
+constexpr int kExitCodeNotStarted = 127;
+constexpr int kExitCodeUnknown = 255;
+
 // Kills the rank's group if the process that the shim started is still the one of that number. True: it was alive.
 bool KillLeftover(const std::string& pid_path) {
   const auto text = ReadFile(pid_path, 256);
@@ -35,6 +38,9 @@ v1::RankStatus LostStatus(const std::string& directory, const v1::RankStatus& kn
   status.set_message(!started  ? "was not started: its agent or shim ended first"
                      : killed ? "its shim ended unexpectedly: the rank was killed"
                               : "its shim ended unexpectedly: how the rank ended is not known");
+  // Never 0: that would be a rank that ended well.
+  if (killed) status.set_signal(SIGKILL);
+  if (!killed) status.set_exit_code(started ? kExitCodeUnknown : kExitCodeNotStarted);
   status.set_retryable(true);
   status.set_end_unix_ms(SystemClock().UnixMillis());
   return status;
