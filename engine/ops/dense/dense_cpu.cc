@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "engine/ops/attributes.h"
+#include "engine/ops/channels_cpu.h"
+#include "engine/ops/dense/panels_cpu.h"
 #include "engine/ops/dnnl_kernel_cpu.h"
 
 namespace tutti {
@@ -59,10 +61,67 @@ CpuLayout SampleLayout(const memory::desc& desc, const TensorType& x) {
 
 memory::desc MatrixDesc(int64_t rows, int64_t columns) { return PlainDesc({rows, columns}); }
 
+// A weight in panels and the samples' layout that goes with it.
+struct PanelChoice {
+  PanelShape shape;
+  CpuLayout x, w;
+};
+
+PanelChoice PanelsFor(const TensorType& x, int64_t units, int64_t channel_block) {
+  PanelChoice choice{
+      {x.dims[0], units, SampleElements(x)}, PlainLayout(x), PanelWeightLayout({units, SampleElements(x)}, 1)};
+  if (channel_block > 1) {
+    choice.x = WithChannelLayout({channel_block, x.dims[1] / channel_block, false}, x);
+    choice.w = PanelWeightLayout(WeightDims(x, units, true), channel_block);
+  }
+  return choice;
+}
+
+// `w` or the samples' layout `x_layout` decides; nullopt: oneDNN's turn.
+std::optional<PanelChoice> ChoosePanels(const TensorType& x, int64_t units, const std::optional<CpuLayout>& w,
+                                        const std::optional<CpuLayout>& x_layout) {
+  if (units % kPanelUnits != 0) return std::nullopt;
+  const auto fits = [&](int64_t block) { return block == 1 || (x.dims.size() == 4 && x.dims[1] % block == 0); };
+  if (w) {
+    for (const int64_t block : {1, 8, 16}) {
+      if (!fits(block)) continue;
+      PanelChoice choice = PanelsFor(x, units, block);
+      if (SameLayout(choice.w, *w)) return choice;
+    }
+    return std::nullopt;
+  }
+  int64_t block = 1;
+  if (x_layout && x.dims.size() == 4) {
+    const std::optional<ChannelLayout> channels = ChannelLayoutOf(*x_layout, x.dims);
+    if (channels && !channels->channels_last && fits(channels->inner)) block = channels->inner;
+  }
+  PanelChoice choice = PanelsFor(x, units, block);
+  if (!SuitsPanels(choice.shape)) return std::nullopt;
+  return choice;
+}
+
+StatusOr<KernelPlan> PlanOfPanels(const KernelRequest& request, PanelKernel kernel, std::vector<CpuLayout> inputs,
+                                  std::vector<CpuLayout> outputs) {
+  KernelPlan plan;
+  plan.input_layouts = std::move(inputs);
+  plan.output_layouts = std::move(outputs);
+  plan.scratch_bytes = kernel.scratch_bytes;
+  plan.implementation = "tutti panels:avx2";
+  plan.kernel = std::move(kernel.kernel);
+  return MatchDemandedOutputs(request, std::move(plan));
+}
+
 StatusOr<KernelPlan> PlanForward(const KernelRequest& request) {
   const TensorType& x = InputType(request, 0);
   const TensorType& y = OutputType(request, 0);
   const bool has_bias = request.node->inputs.size() == 3;
+  if (const auto panels = ChoosePanels(x, y.dims[1], request.inputs[1], request.inputs[0])) {
+    std::vector<CpuLayout> inputs{panels->x, panels->w};
+    if (has_bias) inputs.push_back(PlainLayout(InputType(request, 2)));
+    return PlanOfPanels(request,
+                        MakePanelForward(panels->shape, has_bias, HasRelu(*request.node), request.context.threads),
+                        std::move(inputs), {PlainLayout(y)});
+  }
   const memory::desc dst = MatrixDesc(y.dims[0], y.dims[1]);
   const memory::desc bias = has_bias ? PlainDesc({y.dims[1]}) : memory::desc();
   dnnl::primitive_attr attributes = UserScratchpad();
@@ -98,6 +157,10 @@ StatusOr<KernelPlan> PlanForward(const KernelRequest& request) {
 StatusOr<KernelPlan> PlanGradInput(const KernelRequest& request) {
   const TensorType& dx = OutputType(request, 0);
   const TensorType& dy = InputType(request, 0);
+  if (const auto panels = ChoosePanels(dx, dy.dims[1], request.inputs[1], std::nullopt)) {
+    return PlanOfPanels(request, MakePanelGradInput(panels->shape, request.context.threads),
+                        {PlainLayout(dy), panels->w}, {panels->x});
+  }
   const memory::desc diff_dst = MatrixDesc(dy.dims[0], dy.dims[1]);
   auto kernel = std::make_unique<DnnlKernel>(request.context.threads);
   std::vector<Candidate> candidates = Candidates(dx, dy.dims[1], request.inputs[1], std::nullopt);
@@ -127,11 +190,17 @@ StatusOr<KernelPlan> PlanGradWeights(const KernelRequest& request) {
   const TensorType& x = InputType(request, 0);
   const TensorType& dy = InputType(request, 1);
   const bool has_bias = request.node->outputs.size() == 2;
+  const bool is_demanded = !request.outputs.empty() && request.outputs[0].has_value();
+  const CpuLayout weight = is_demanded ? *request.outputs[0] : PlainLayout(OutputType(request, 0));
+  if (const auto panels = ChoosePanels(x, dy.dims[1], weight, std::nullopt)) {
+    std::vector<CpuLayout> outputs{panels->w};
+    if (has_bias) outputs.push_back(PlainLayout(OutputType(request, 1)));
+    return PlanOfPanels(request, MakePanelGradWeights(panels->shape, has_bias, request.context.threads),
+                        {panels->x, PlainLayout(dy)}, std::move(outputs));
+  }
   const memory::desc diff_dst = MatrixDesc(dy.dims[0], dy.dims[1]);
   const memory::desc diff_bias = has_bias ? PlainDesc({dy.dims[1]}) : memory::desc();
   auto kernel = std::make_unique<DnnlKernel>(request.context.threads);
-  const bool is_demanded = !request.outputs.empty() && request.outputs[0].has_value();
-  const CpuLayout weight = is_demanded ? *request.outputs[0] : PlainLayout(OutputType(request, 0));
   for (const Candidate& c : Candidates(x, dy.dims[1], weight, FixedInput(request, 0, 4))) {
     const Forward::primitive_desc hint({dnnl::prop_kind::forward_training, c.x, c.w, diff_bias, diff_dst},
                                        kernel->engine(), true);
