@@ -74,7 +74,7 @@ def main():
         return loss_of(net(x), y)
 
     step = torch.compile(forward) if a.variant == "compiled" else forward
-    done, start, losses = 0, 0.0, []
+    done, start, losses, ends = 0, 0.0, [], []
     while done < a.warmup + a.steps:
         for x, y in loader:
             if done == a.warmup:
@@ -86,12 +86,15 @@ def main():
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
+            ends.append(time.perf_counter())
             done += 1
             if done == a.warmup + a.steps:
                 break
     seconds = time.perf_counter() - start
+    step_ms = sorted(1000 * (end - begin) for begin, end in zip(ends[-a.steps - 1:-1], ends[-a.steps:]))
     print(json.dumps({"peer": "torch " + torch.__version__, "model": a.model, "variant": a.variant,
                       "samples_per_second": a.steps * a.batch / seconds, "step_ms": 1000 * seconds / a.steps,
+                      "median_step_ms": step_ms[len(step_ms) // 2],
                       "loss": sum(losses[-20:]) / 20}))
 
 
