@@ -34,16 +34,19 @@ StatusOr<std::string> NodeName(const Flags& flags) {
   if (auto kept = ReadFile(path, 256); kept.ok()) {
     const std::string name = kept->substr(0, kept->find('\n'));
     if (flags.name.empty() || flags.name == name) return name;
-    return FailedPrecondition("{} belongs to node {}, not {}: give another --state-dir, or no --name", flags.state_directory, name,
-                              flags.name);
+    return FailedPrecondition("{} belongs to node {}, not {}: give another --state-dir, or no --name",
+                              flags.state_directory, name, flags.name);
   }
   std::string name = flags.name;
   if (name.empty()) {
     char host[256] = {};
-    if (::gethostname(host, sizeof host - 1) != 0 || host[0] == '\0') return FailedPrecondition("this host has no name: give --name");
+    if (::gethostname(host, sizeof host - 1) != 0 || host[0] == '\0')
+      return FailedPrecondition("this host has no name: give --name");
     name = host;
   }
-  const auto allowed = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '-' || c == '.' || c == '_'; };
+  const auto allowed = [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '-' || c == '.' || c == '_';
+  };
   if (name.size() > 63 || !std::all_of(name.begin(), name.end(), allowed)) {
     return InvalidArgument("node name '{}' is not 1-63 characters of [A-Za-z0-9._-]: give --name", name);
   }
@@ -104,9 +107,10 @@ Status RunAgent(Flags flags) {
   options.coordinator = flags.coordinator;
   TUTTI_ASSIGN_OR_RETURN(options.token, ReadToken(flags.token_file));
   if (!IsLocalEndpoint(flags.coordinator) && !flags.insecure) {
-    return FailedPrecondition("the coordinator {} is on another host and this version has no TLS: its token and all data would cross the "
-                              "network in the clear. On a private network say --insecure",
-                              flags.coordinator);
+    return FailedPrecondition(
+        "the coordinator {} is on another host and this version has no TLS: its token and all data would cross the "
+        "network in the clear. On a private network say --insecure",
+        flags.coordinator);
   }
   TUTTI_ASSIGN_OR_RETURN(options.node, DescribeNode(flags));
   TUTTI_ASSIGN_OR_RETURN(options.shim_program, SiblingProgram("tutti-shim"));
@@ -123,29 +127,39 @@ Status RunAgent(Flags flags) {
   }
   const std::vector<v1::Slot> slots(options.node.slots().begin(), options.node.slots().end());
   TUTTI_ASSIGN_OR_RETURN(SlotLocks locks, SlotLocks::Create(flags.lock_directory, slots));
-  LogInfo("node {}: {} slots, {} ({})", options.node.name(), slots.size(), options.node.processor(), options.node.instruction_set());
+  LogInfo("node {}: {} slots, {} ({})", options.node.name(), slots.size(), options.node.processor(),
+          options.node.instruction_set());
   AgentLoop loop(std::move(options), std::move(locks), std::move(signals));
   return loop.Run();
 }
 
 void AddFlags(CLI::App& app, Flags* flags) {
-  app.add_option("--coordinator", flags->coordinator, "unix:PATH or HOST:PORT")->required()->envname("TUTTI_COORDINATOR");
+  app.add_option("--coordinator", flags->coordinator, "unix:PATH or HOST:PORT")
+      ->required()
+      ->envname("TUTTI_COORDINATOR");
   app.add_option("--state-dir", flags->state_directory, "kept between starts: name, runs, logs")->required();
   app.add_option("--name", flags->name, "name of this node (default: the host's name)");
-  app.add_option("--token-file", flags->token_file, "file that holds the coordinator's token")->envname("TUTTI_TOKEN_FILE");
+  app.add_option("--token-file", flags->token_file, "file that holds the coordinator's token")
+      ->envname("TUTTI_TOKEN_FILE");
   app.add_option("--advertise", flags->advertise, "address at which ranks of other nodes reach this one");
-  app.add_option("--net-interface", flags->net_interface, "interfaces for that address: eth0,ib0 (these) or ^lo,docker (all but these)");
-  app.add_option("--slots", flags->slots.slots, "number of slots (default: one per --cores-per-slot cores); more share cores");
-  app.add_option("--cores-per-slot", flags->slots.cores_per_slot, "cores of one slot (default: 1; with --slots: divided evenly)");
-  app.add_option("--orphan-grace-ms", flags->orphan_grace_ms, "ranks without an agent end after this time (default: 10 minutes)");
-  app.add_option("--lock-dir", flags->lock_directory, "folder of the host-wide core locks (default: /run/tutti or /tmp/tutti-devices-UID)");
+  app.add_option("--net-interface", flags->net_interface,
+                 "interfaces for that address: eth0,ib0 (these) or ^lo,docker (all but these)");
+  app.add_option("--slots", flags->slots.slots,
+                 "number of slots (default: one per --cores-per-slot cores); more share cores");
+  app.add_option("--cores-per-slot", flags->slots.cores_per_slot,
+                 "cores of one slot (default: 1; with --slots: divided evenly)");
+  app.add_option("--orphan-grace-ms", flags->orphan_grace_ms,
+                 "ranks without an agent end after this time (default: 10 minutes)");
+  app.add_option("--lock-dir", flags->lock_directory,
+                 "folder of the host-wide core locks (default: /run/tutti or /tmp/tutti-devices-UID)");
   app.add_option("--rank-program", flags->rank_program, "program of a rank (default: tutti-rank beside this one)");
   app.add_flag("--insecure", flags->insecure, "allow a coordinator on another host without TLS");
   app.add_flag("--embedded", flags->embedded, "started by 'tutti run': orphans end after 5 s, leaving cancels");
   app.add_option("--life-fd", flags->life_fd, "descriptor whose end of file means: leave");
   app.set_version_flag("--version", TUTTI_VERSION);
   app.footer(
-      "Signals: TERM, INT, HUP: ranks checkpoint and end within their grace, then the agent ends; a second one kills them.\n"
+      "Signals: TERM, INT, HUP: ranks checkpoint and end within their grace, then the agent ends; a second one kills "
+      "them.\n"
       "         USR1: the agent ends, ranks go on; the next agent on the same --state-dir adopts them (upgrades).\n"
       "Exit codes: 0 left in order, 1 an error (said on standard error), 2 wrong command line.");
 }
@@ -154,7 +168,9 @@ void AddFlags(CLI::App& app, Flags* flags) {
 }  // namespace tutti::worker
 
 int main(int argc, char** argv) {
-  CLI::App app("The agent of one node: offers its cores, starts the ranks that the coordinator assigns, reports what they do.", "tutti-worker");
+  CLI::App app(
+      "The agent of one node: offers its cores, starts the ranks that the coordinator assigns, reports what they do.",
+      "tutti-worker");
   tutti::worker::Flags flags;
   tutti::worker::AddFlags(app, &flags);
   try {

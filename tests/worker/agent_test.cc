@@ -22,7 +22,8 @@ class AgentCore : public ::testing::Test {
   void Do(const AgentEvent& event) { actions_ = Step(state_, event, now_); }
   void Receive(const v1::ConnectResponse& message) { Do(FromCoordinator{message}); }
 
-  void Welcome(int64_t term = 1, const std::vector<v1::StartJob>& desired = {}, const std::vector<v1::AckEvents>& acks = {}) {
+  void Welcome(int64_t term = 1, const std::vector<v1::StartJob>& desired = {},
+               const std::vector<v1::AckEvents>& acks = {}) {
     Do(StreamOpened{});
     v1::ConnectResponse message;
     message.mutable_welcome()->set_term(term);
@@ -35,7 +36,8 @@ class AgentCore : public ::testing::Test {
     *message.mutable_start() = start;
     Receive(message);
   }
-  void Revoke(const std::string& job, int64_t up_to, v1::Intent intent = v1::INTENT_UNSPECIFIED, int64_t grace = 0, bool forget = false) {
+  void Revoke(const std::string& job, int64_t up_to, v1::Intent intent = v1::INTENT_UNSPECIFIED, int64_t grace = 0,
+              bool forget = false) {
     v1::ConnectResponse message;
     v1::Revoke* revoke = message.mutable_revoke();
     revoke->set_job_id(job);
@@ -45,7 +47,7 @@ class AgentCore : public ::testing::Test {
     revoke->set_forget(forget);
     Receive(message);
   }
-  Run& RunOf(const std::string& job, int64_t generation) { return state_.runs.at({job, generation}); }
+  worker::Run& RunOf(const std::string& job, int64_t generation) { return state_.runs.at({job, generation}); }
   void Attached(const std::string& job, int64_t generation, v1::Intent intent = v1::INTENT_RUN) {
     v1::ShimState shim;
     shim.set_intent(intent);
@@ -319,7 +321,8 @@ TEST_F(AgentCore, SlotOfAnotherJobRefusesTheStart) {
   Welcome(1, {MakeStart("A", 1, {""})});
   Start(MakeStart("B", 1, {""}));
   ASSERT_EQ(Sent(M::kStartFailed).size(), 1u);
-  EXPECT_NE(Sent(M::kStartFailed)[0].start_failed().message().find("slot cpu0 of node here is held by job A"), std::string::npos);
+  EXPECT_NE(Sent(M::kStartFailed)[0].start_failed().message().find("slot cpu0 of node here is held by job A"),
+            std::string::npos);
   EXPECT_FALSE(state_.runs.contains({"B", 1}));
 }
 

@@ -1,9 +1,10 @@
-// A rank that does what the job's label "script.RANK" says: commands separated by semicolons, each a verb and its arguments.
-// Speaks the real contract: RankConfig as first frame on descriptor 3, shared memory on 4.
+// A rank that does what the job's label "script.RANK" says: commands separated by semicolons, each a verb and its
+// arguments. Speaks the real contract: RankConfig as first frame on descriptor 3, shared memory on 4.
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -45,9 +46,12 @@ void StartEscapedChild(const std::string& pid_file) {
 // Children whose parent is gone at once.
 void MakeOrphans(int count) {
   for (int i = 0; i < count; ++i) {
-    if (fork() != 0) continue;
-    if (fork() == 0) _exit(0);
-    _exit(0);
+    const pid_t middle = fork();
+    if (middle == 0) {
+      if (fork() == 0) SleepMs(20);  // outlives its parent: an orphan
+      _exit(0);
+    }
+    waitpid(middle, nullptr, 0);
   }
 }
 
@@ -90,9 +94,9 @@ void DumpDescriptors(const std::string& path, const RankConfig& config) {
   const bool memory = fstat(4, &info) == 0;
   std::string cores;
   for (const int core : tutti::AllowedCores()) cores += std::to_string(core) + ",";
-  WriteFile(path, "memory=" + std::to_string(memory ? info.st_size : -1) + " expected=" + std::to_string(config.shared_memory_bytes()) +
-                      " lock=" + std::to_string(fcntl(5, F_GETFD) >= 0) + " cores=" + cores + " group=" +
-                      std::to_string(getpgrp() == getpid()));
+  WriteFile(path, "memory=" + std::to_string(memory ? info.st_size : -1) + " expected=" +
+                      std::to_string(config.shared_memory_bytes()) + " lock=" + std::to_string(fcntl(5, F_GETFD) >= 0) +
+                      " cores=" + cores + " group=" + std::to_string(getpgrp() == getpid()));
 }
 
 void Run(const std::string& line, const RankConfig& config) {
@@ -127,7 +131,8 @@ void Run(const std::string& line, const RankConfig& config) {
   } else if (verb == "progress") {
     in >> a >> b;
     for (int64_t i = 1; i <= a; ++i) {
-      dprintf(1, "step %lld of %lld, some text that makes it fifty bytes\r", static_cast<long long>(i), static_cast<long long>(a));
+      dprintf(1, "step %lld of %lld, some text that makes it fifty bytes\r", static_cast<long long>(i),
+              static_cast<long long>(a));
       SleepMs(b);
     }
   } else if (verb == "flood") {

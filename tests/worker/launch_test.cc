@@ -105,7 +105,8 @@ TEST(Layout, RunsOnDiskAreFoundUnlessForgottenOrDamaged) {
   put("A", 1);
   EXPECT_TRUE(MarkForgotten(put("C", 1)).ok());
   std::ofstream(JoinPath(put("D", 1), kRecordFile)) << "\xFF";
-  ASSERT_TRUE(MakeDirectories(RunDirectory(temp.path(), {"E", 1})).ok());  // its agent ended before the record was there
+  ASSERT_TRUE(
+      MakeDirectories(RunDirectory(temp.path(), {"E", 1})).ok());  // its agent ended before the record was there
   std::vector<std::string> problems;
   const auto runs = ListRuns(temp.path(), &problems);
   ASSERT_TRUE(runs.ok());
@@ -155,7 +156,8 @@ TEST(CpuSlots, CoresAreDividedAndMayBeShared) {
 }
 
 TEST(Probe, ReadsProcessorAndQuota) {
-  const std::string info = "processor\t: 0\nmodel name\t: Some CPU 9000\nflags\t\t: fpu avx avx2 fma avx512f avx512bw avx512vl\n";
+  const std::string info =
+      "processor\t: 0\nmodel name\t: Some CPU 9000\nflags\t\t: fpu avx avx2 fma avx512f avx512bw avx512vl\n";
   EXPECT_EQ(ProcessorName(info), "Some CPU 9000");
   EXPECT_EQ(InstructionSet(info), "avx512");
   EXPECT_EQ(InstructionSet("flags : avx2 fma avx512f\n"), "avx2");
@@ -193,7 +195,10 @@ AdvertiseInputs Address() {
   AdvertiseInputs inputs;
   inputs.coordinator = "10.0.0.1:7070";
   inputs.routed = "10.0.0.5";
-  inputs.interfaces = {{"lo", "127.0.0.1", true}, {"eth0", "192.168.1.5", false}, {"ib0", "10.0.0.5", false}, {"docker0", "172.17.0.1", false}};
+  inputs.interfaces = {{"lo", "127.0.0.1", true},
+                       {"eth0", "192.168.1.5", false},
+                       {"ib0", "10.0.0.5", false},
+                       {"docker0", "172.17.0.1", false}};
   return inputs;
 }
 
@@ -245,8 +250,10 @@ TEST(AdvertiseAddress, PatternChoosesAndUnknownNamesListWhatThereIs) {
 }
 
 TEST(AdvertiseAddress, EndpointsOfThisHostAreKnown) {
-  for (const char* local : {"unix:/a/b", "localhost:1", "127.3.2.1:5", "[::1]:7"}) EXPECT_TRUE(IsLocalEndpoint(local)) << local;
-  for (const char* remote : {"10.0.0.1:1", "example.org:2", "[fe80::1]:7"}) EXPECT_FALSE(IsLocalEndpoint(remote)) << remote;
+  for (const char* local : {"unix:/a/b", "localhost:1", "127.3.2.1:5", "[::1]:7"})
+    EXPECT_TRUE(IsLocalEndpoint(local)) << local;
+  for (const char* remote : {"10.0.0.1:1", "example.org:2", "[fe80::1]:7"})
+    EXPECT_FALSE(IsLocalEndpoint(remote)) << remote;
   EXPECT_EQ(RoutedAddress("127.0.0.1:9"), "127.0.0.1");
 }
 

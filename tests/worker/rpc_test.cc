@@ -34,7 +34,8 @@ class FakeCoordinator final : public v1::AgentService::Service {
       if (message.has_report()) {
         stream_ = stream;
         const auto token = context->client_metadata().find("authorization");
-        token_ = token == context->client_metadata().end() ? "" : std::string(token->second.data(), token->second.size());
+        token_ =
+            token == context->client_metadata().end() ? "" : std::string(token->second.data(), token->second.size());
         v1::ConnectResponse response;
         *response.mutable_welcome() = welcome_;
         stream->Write(response);
@@ -61,7 +62,8 @@ class FakeCoordinator final : public v1::AgentService::Service {
     stream_->Write(message);
   }
   // The first message at or behind `*from` for which `wanted` holds; moves `*from` behind it.
-  std::optional<v1::ConnectRequest> Wait(const std::function<bool(const v1::ConnectRequest&)>& wanted, size_t* from = nullptr) {
+  std::optional<v1::ConnectRequest> Wait(const std::function<bool(const v1::ConnectRequest&)>& wanted,
+                                         size_t* from = nullptr) {
     std::unique_lock lock(mutex_);
     size_t at = from != nullptr ? *from : 0;
     std::optional<v1::ConnectRequest> found;
@@ -84,7 +86,8 @@ class FakeCoordinator final : public v1::AgentService::Service {
     std::vector<int64_t> sequences;
     for (size_t i = from; i < messages_.size(); ++i) {
       const auto& m = messages_[i];
-      if (m.has_event() && m.event().job_id() == job && m.event().sequence() > 0) sequences.push_back(m.event().sequence());
+      if (m.has_event() && m.event().job_id() == job && m.event().sequence() > 0)
+        sequences.push_back(m.event().sequence());
       if (m.has_exited() && m.exited().job_id() == job) sequences.push_back(m.exited().sequence());
     }
     return sequences;
@@ -125,13 +128,14 @@ class Agent : public ::testing::Test {
   std::string State(const std::string& name = "here") const { return Path("state-" + name); }
 
   // Returns the index of the process.
-  size_t StartAgent(std::vector<std::string> extra = {}, const std::string& name = "here", std::vector<std::string> prefix = {},
-                    std::map<int, int> descriptors = {}) {
+  size_t StartAgent(std::vector<std::string> extra = {}, const std::string& name = "here",
+                    std::vector<std::string> prefix = {}, std::map<int, int> descriptors = {}) {
     SpawnOptions options;
     options.argv = std::move(prefix);
-    for (const std::string& argument : {Program("tutti-worker"), std::string("--coordinator"), Address(), std::string("--state-dir"),
-                                        State(name), std::string("--name"), name, std::string("--slots"), std::string("4"),
-                                        std::string("--lock-dir"), Path("locks"), std::string("--rank-program"), Program("fake-rank")}) {
+    for (const std::string& argument :
+         {Program("tutti-worker"), std::string("--coordinator"), Address(), std::string("--state-dir"), State(name),
+          std::string("--name"), name, std::string("--slots"), std::string("4"), std::string("--lock-dir"),
+          Path("locks"), std::string("--rank-program"), Program("fake-rank")}) {
       options.argv.push_back(argument);
     }
     options.argv.insert(options.argv.end(), extra.begin(), extra.end());
@@ -167,7 +171,8 @@ class Agent : public ::testing::Test {
     message.mutable_read_log()->set_generation(generation);
     message.mutable_read_log()->set_max_bytes(1000);
     coordinator_.Send(message);
-    const auto reply = coordinator_.Wait([&](const auto& m) { return m.log().request_id() == message.read_log().request_id(); });
+    const auto reply =
+        coordinator_.Wait([&](const auto& m) { return m.log().request_id() == message.read_log().request_id(); });
     return reply ? reply->log().error() + reply->log().data() : "no reply";
   }
 
@@ -187,7 +192,8 @@ TEST_F(Agent, RunsAJobAndTellsEachEventOnce) {
   EXPECT_EQ(report->report().running_size(), 0);
   EXPECT_EQ(coordinator_.token(), "Bearer secret");
   ASSERT_TRUE(coordinator_.Wait(Ended).has_value());
-  const auto failed = coordinator_.Wait([](const auto& m) { return m.has_exited() && m.exited().status().rank() == 1; });
+  const auto failed =
+      coordinator_.Wait([](const auto& m) { return m.has_exited() && m.exited().status().rank() == 1; });
   ASSERT_TRUE(failed.has_value());
   EXPECT_EQ(failed->exited().status().exit_code(), 3);
   EXPECT_EQ(failed->exited().status().node(), "here");
@@ -206,7 +212,8 @@ TEST_F(Agent, LogsOfAttemptsStayApart) {
   v1::ConnectResponse next;
   *next.mutable_start() = MakeStart("A", 2, {"print B"});
   coordinator_.Send(next);
-  ASSERT_TRUE(coordinator_.Wait([](const auto& m) { return m.has_ended() && m.ended().generation() == 2; }, &at).has_value());
+  ASSERT_TRUE(
+      coordinator_.Wait([](const auto& m) { return m.has_ended() && m.ended().generation() == 2; }, &at).has_value());
   EXPECT_EQ(ReadLog("A", 1), "A\n");
   EXPECT_EQ(ReadLog("A", 2), "B\n");
   EXPECT_EQ(ReadLog("A", 3), "A generation 3 never ran on this node, or its logs were removed");
@@ -246,7 +253,9 @@ TEST_F(Agent, RunThatEndedWithoutAnAgentIsToldLater) {
   const auto start = MakeStart("A", 1, {"until " + Path("go") + "; steps 3 0; exit 4"});
   coordinator_.SetWelcome(1, {start});
   const size_t first = StartAgent();
-  ASSERT_TRUE(coordinator_.Wait([](const auto& m) { return m.has_heartbeat() && m.heartbeat().slots(0).job_id() == "A"; }).has_value());
+  ASSERT_TRUE(
+      coordinator_.Wait([](const auto& m) { return m.has_heartbeat() && m.heartbeat().slots(0).job_id() == "A"; })
+          .has_value());
   KillAgent(first);
   std::ofstream(Path("go")).put('\n');
   ASSERT_TRUE(Eventually([&] { return LockFile(JoinPath(RunDirectory(State(), {"A", 1}), kShimLockFile)).ok(); }));
@@ -281,7 +290,8 @@ TEST_F(Agent, EndOfTheLifePipeEndsAllInOrder) {
   int fds[2];
   ASSERT_EQ(pipe(fds), 0);
   UniqueFd theirs(fds[0]), ours(fds[1]);
-  coordinator_.SetWelcome(1, {MakeStart("A", 1, {"ignore-term; escape " + Path("child") + "; touch " + Path("up") + "; sleep 60000"})});
+  coordinator_.SetWelcome(
+      1, {MakeStart("A", 1, {"ignore-term; escape " + Path("child") + "; touch " + Path("up") + "; sleep 60000"})});
   const size_t agent = StartAgent({"--embedded", "--life-fd", "7"}, "here", {}, {{7, theirs.get()}});
   theirs.Reset();
   ASSERT_TRUE(Eventually([&] { return FileExists(Path("up")) && FileExists(Path("child")); }));
@@ -341,15 +351,18 @@ TEST_F(Agent, AsProcessOneItReapsOrphansAndEndsInOrder) {
   probe.argv = {unshare, "--pid", "--fork", "--mount-proc", "/bin/true"};
   const auto tried = Spawn(probe);
   int status = 0;
-  if (!tried.ok() || waitpid(*tried, &status, 0) != *tried || status != 0) GTEST_SKIP() << "no right to make a PID namespace here";
-  coordinator_.SetWelcome(1, {MakeStart("A", 1, {"orphans 100; touch " + Path("up") + "; wait; touch " + Path("saved")})});
+  if (!tried.ok() || waitpid(*tried, &status, 0) != *tried || status != 0)
+    GTEST_SKIP() << "no right to make a PID namespace here";
+  coordinator_.SetWelcome(1,
+                          {MakeStart("A", 1, {"orphans 100; touch " + Path("up") + "; wait; touch " + Path("saved")})});
   const size_t index = StartAgent({}, "here", {unshare, "--pid", "--fork", "--mount-proc"});
   ASSERT_TRUE(Eventually([&] { return FileExists(Path("up")); }));
   const auto children = Descendants(pids_[index]);
   ASSERT_FALSE(children.empty());
   const auto zombies = [&] {
     int count = 0;
-    for (const std::string& name : *ListDirectory("/proc")) {
+    const std::vector<std::string> names = *ListDirectory("/proc");
+    for (const std::string& name : names) {
       const std::string stat = Content("/proc/" + name + "/stat");
       if (stat.find("(fake-rank) Z") != std::string::npos) ++count;
     }

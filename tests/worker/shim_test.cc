@@ -1,7 +1,7 @@
 // Real tutti-shim processes with real ranks (tests/worker/fake_rank.cc), and the parts of the shim.
-#include <sys/file.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/file.h>
 #include <sys/wait.h>
 
 #include <optional>
@@ -94,7 +94,8 @@ class ShimProcess : public ::testing::Test {
   std::string Path(const std::string& name) const { return JoinPath(temp_.path(), name); }
   std::string Directory() const { return RunDirectory(temp_.path(), {"JOB", 1}); }
 
-  void Start(const std::vector<std::string>& scripts, std::map<std::string, std::string> environment = CurrentEnvironment()) {
+  void Start(const std::vector<std::string>& scripts,
+             std::map<std::string, std::string> environment = CurrentEnvironment()) {
     start_ = MakeStart("JOB", 1, scripts);
     LaunchInputs inputs;
     inputs.start = start_;
@@ -154,7 +155,8 @@ class ShimProcess : public ::testing::Test {
 
 // FLT-02
 TEST_F(ShimProcess, FirstFailureIsKeptApartFromItsConsequences) {
-  Start({"until " + Path("go") + "; victim rank 1 closed the connection; exit 4", "print begin; err boom; exit 7", "sleep 60000"});
+  Start({"until " + Path("go") + "; victim rank 1 closed the connection; exit 4", "print begin; err boom; exit 7",
+         "sleep 60000"});
   Client client = Attach();
   const auto first = client.Until([](const v1::ShimEvent& e) { return e.has_exited(); });
   ASSERT_TRUE(first.has_value());
@@ -200,7 +202,8 @@ TEST_F(ShimProcess, GraceIsGivenInFullAndNotMore) {
   EXPECT_LE(ranks.at(1).end_unix_ms() - begin_ms, grace_ms + 1000);
 }
 
-// FLT-03: the agent is gone for good; nothing outlives the orphan grace, not even a process that left group and session.
+// FLT-03: the agent is gone for good; nothing outlives the orphan grace, not even a process that left group and
+// session.
 TEST_F(ShimProcess, WithoutAnAgentNothingSurvives) {
   orphan_grace_ms_ = 300;
   Start({"escape " + Path("child") + "; ignore-term; steps 3 0; sleep 60000", "sleep 60000"});
@@ -242,7 +245,9 @@ TEST(MemoryEvidence, CountsKillsAndNamesTheSmallestLimitAbove) {
   const auto temp = *TempDirectory::Create("tutti-cgroup");
   const std::string group = JoinPath(temp.path(), "job/rank");
   ASSERT_TRUE(MakeDirectories(group).ok());
-  const auto put = [&](const std::string& file, const std::string& text) { std::ofstream(JoinPath(temp.path(), file)) << text; };
+  const auto put = [&](const std::string& file, const std::string& text) {
+    std::ofstream(JoinPath(temp.path(), file)) << text;
+  };
   put("job/rank/memory.events", "low 0\nhigh 0\nmax 12\noom 1\noom_kill 0\n");
   put("job/rank/memory.max", "max\n");
   put("job/memory.max", "67108864\n");
@@ -250,7 +255,8 @@ TEST(MemoryEvidence, CountsKillsAndNamesTheSmallestLimitAbove) {
   const MemoryEvidence before = ReadMemoryEvidence(group, temp.path());
   EXPECT_EQ(DescribeOutOfMemory(before, before), "");
   put("job/rank/memory.events", "low 0\nhigh 0\nmax 99\noom 2\noom_kill 1\n");
-  EXPECT_EQ(DescribeOutOfMemory(before, ReadMemoryEvidence(group, temp.path())), "out of memory (cgroup limit 64.0 MiB, peak 63.5 MiB)");
+  EXPECT_EQ(DescribeOutOfMemory(before, ReadMemoryEvidence(group, temp.path())),
+            "out of memory (cgroup limit 64.0 MiB, peak 63.5 MiB)");
 }
 TEST(MemoryEvidence, ReadsVersionOne) {
   const auto temp = *TempDirectory::Create("tutti-cgroup");
@@ -308,7 +314,8 @@ TEST_F(ShimProcess, OuterLaunchersVariablesDoNotReachRanks) {
   const auto notice = client.Until([](const v1::ShimEvent& e) { return e.rank_event().has_notice(); });
   ASSERT_TRUE(notice.has_value());
   EXPECT_EQ(notice->rank_event().notice().level(), v1::NOTICE_LEVEL_WARNING);
-  EXPECT_NE(notice->rank_event().notice().message().find("MASTER_ADDR, RANK, SLURM_NTASKS, WORLD_SIZE"), std::string::npos);
+  EXPECT_NE(notice->rank_event().notice().message().find("MASTER_ADDR, RANK, SLURM_NTASKS, WORLD_SIZE"),
+            std::string::npos);
   client.UntilAllExited();
   const std::string seen = "\n" + Content(Path("env1"));
   EXPECT_NE(seen.find("\nRANK=1\n"), std::string::npos);
@@ -323,8 +330,8 @@ TEST_F(ShimProcess, RankInheritsSharedMemoryLockCoresAndOwnGroup) {
   Attach().UntilAllExited();
   const std::string size = std::to_string(config_.shared_memory_bytes());
   EXPECT_GT(config_.shared_memory_bytes(), 0);
-  EXPECT_EQ(Content(Path("fds")), "memory=" + size + " expected=" + size + " lock=1 cores=" + std::to_string(AllowedCores().front()) +
-                                      ", group=1");
+  EXPECT_EQ(Content(Path("fds")), "memory=" + size + " expected=" + size +
+                                      " lock=1 cores=" + std::to_string(AllowedCores().front()) + ", group=1");
 }
 
 // Every event once, in order, whatever the cursor, though agents come and go.

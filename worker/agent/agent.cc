@@ -17,7 +17,8 @@ Overloaded(Handlers...) -> Overloaded<Handlers...>;
 
 }  // namespace
 
-AgentState MakeAgentState(v1::Node node, int64_t seen_term, std::vector<v1::StartJob> restored, std::vector<AgentAction>* actions) {
+AgentState MakeAgentState(v1::Node node, int64_t seen_term, std::vector<v1::StartJob> restored,
+                          std::vector<AgentAction>* actions) {
   AgentState state;
   state.node = std::move(node);
   state.seen_term = seen_term;

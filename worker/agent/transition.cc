@@ -102,9 +102,10 @@ void Transition::OnMessage(const v1::ConnectResponse& message) {
 
 void Transition::OnWelcome(const v1::Welcome& welcome) {
   if (welcome.term() < state_.seen_term) {
-    actions_.push_back(CloseStream{fmt::format("the coordinator has term {}, but {} was seen: it is an older one, or it lost its state "
-                                               "directory",
-                                               welcome.term(), state_.seen_term)});
+    actions_.push_back(CloseStream{
+        fmt::format("the coordinator has term {}, but {} was seen: it is an older one, or it lost its state "
+                    "directory",
+                    welcome.term(), state_.seen_term)});
     return;
   }
   if (welcome.term() > state_.seen_term) {
@@ -131,7 +132,8 @@ void Transition::OnStart(const v1::StartJob& start) {
   }
   if (const Status status = CheckJobId(key.job_id); !status.ok()) return RefuseStart(key, Message(status));
   if (state_.leaving) return RefuseStart(key, fmt::format("node {} is leaving", state_.node.name()));
-  const auto newest = std::find_if(state_.runs.rbegin(), state_.runs.rend(), [&](const auto& r) { return r.first.job_id == key.job_id; });
+  const auto newest = std::find_if(state_.runs.rbegin(), state_.runs.rend(),
+                                   [&](const auto& r) { return r.first.job_id == key.job_id; });
   if (newest != state_.runs.rend() && newest->first.generation > key.generation) {
     return RefuseStart(key, fmt::format("generation {} of this job is here already", newest->first.generation));
   }
@@ -320,7 +322,8 @@ void Transition::Settle() {
     for (v1::Slot& slot : CurrentSlots(state_)) *message.mutable_heartbeat()->add_slots() = std::move(slot);
     Send(std::move(message));
   }
-  const bool alive = std::any_of(state_.runs.begin(), state_.runs.end(), [](const auto& r) { return r.second.phase != RunPhase::kEnded; });
+  const bool alive = std::any_of(state_.runs.begin(), state_.runs.end(),
+                                 [](const auto& r) { return r.second.phase != RunPhase::kEnded; });
   if (state_.leaving && !alive && !state_.exited) {
     state_.exited = true;
     actions_.push_back(Exit{});

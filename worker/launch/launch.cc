@@ -18,19 +18,20 @@ namespace {
 
 // Set by torchrun, mpirun, srun and PMI for the processes that they start themselves.
 constexpr std::array kLauncherVariables = {
-    "RANK",        "WORLD_SIZE",  "LOCAL_RANK",  "LOCAL_WORLD_SIZE", "GROUP_RANK",      "GROUP_WORLD_SIZE",
-    "ROLE_RANK",   "ROLE_NAME",   "ROLE_WORLD_SIZE", "NODE_RANK",    "MASTER_ADDR",     "MASTER_PORT",
-    "PMI_RANK",    "PMI_SIZE",    "PMI_FD",      "MPI_LOCALRANKID",  "MPI_LOCALNRANKS",
+    "RANK",      "WORLD_SIZE", "LOCAL_RANK",      "LOCAL_WORLD_SIZE", "GROUP_RANK",      "GROUP_WORLD_SIZE",
+    "ROLE_RANK", "ROLE_NAME",  "ROLE_WORLD_SIZE", "NODE_RANK",        "MASTER_ADDR",     "MASTER_PORT",
+    "PMI_RANK",  "PMI_SIZE",   "PMI_FD",          "MPI_LOCALRANKID",  "MPI_LOCALNRANKS",
 };
 constexpr std::array kLauncherPrefixes = {"SLURM_", "OMPI_", "PMIX_", "TORCHELASTIC_", "PET_"};
 
-// Room for a rank's gradients that peers read in place. Pages that are never touched cost nothing, so it is generous; what does not
-// fit is staged.
+// Room for a rank's gradients that peers read in place. Pages that are never touched cost nothing, so it is generous;
+// what does not fit is staged.
 constexpr int64_t kSharedWindowBytes = int64_t{1} << 30;
 
 bool IsLauncherVariable(const std::string& name) {
   return std::any_of(kLauncherVariables.begin(), kLauncherVariables.end(), [&](const char* v) { return name == v; }) ||
-         std::any_of(kLauncherPrefixes.begin(), kLauncherPrefixes.end(), [&](const char* p) { return name.rfind(p, 0) == 0; });
+         std::any_of(kLauncherPrefixes.begin(), kLauncherPrefixes.end(),
+                     [&](const char* p) { return name.rfind(p, 0) == 0; });
 }
 
 const v1::NodeShare* FindShare(const v1::Assignment& assignment, const std::string& node) {
@@ -58,20 +59,24 @@ bool CoresAreShared(const v1::ShimConfig& config) {
 }
 
 StatusOr<std::vector<int32_t>> CoresOf(const LaunchInputs& inputs, const std::string& slot_id, int32_t rank) {
-  const auto slot = std::find_if(inputs.slots.begin(), inputs.slots.end(), [&](const v1::Slot& s) { return s.id() == slot_id; });
-  if (slot == inputs.slots.end()) return InvalidArgument("node {} has no slot '{}' for rank {}", inputs.node, slot_id, rank);
+  const auto slot =
+      std::find_if(inputs.slots.begin(), inputs.slots.end(), [&](const v1::Slot& s) { return s.id() == slot_id; });
+  if (slot == inputs.slots.end())
+    return InvalidArgument("node {} has no slot '{}' for rank {}", inputs.node, slot_id, rank);
   std::vector<int32_t> cores(slot->cores().begin(), slot->cores().end());
   const auto wanted = static_cast<size_t>(inputs.start.spec().resources().cores_per_rank());
   if (wanted > cores.size()) {
-    return FailedPrecondition("rank {} wants {} cores, slot {} of node {} has {}: start tutti-worker with --cores-per-slot {}", rank,
-                              wanted, slot_id, inputs.node, cores.size(), wanted);
+    return FailedPrecondition(
+        "rank {} wants {} cores, slot {} of node {} has {}: start tutti-worker with --cores-per-slot {}", rank, wanted,
+        slot_id, inputs.node, cores.size(), wanted);
   }
   if (wanted > 0) cores.resize(wanted);
   return cores;
 }
 
-std::map<std::string, std::string> RankEnvironment(const std::map<std::string, std::string>& base, const v1::RankLaunch& rank,
-                                                   int local_rank, int local_world, int world, bool shared_cores) {
+std::map<std::string, std::string> RankEnvironment(const std::map<std::string, std::string>& base,
+                                                   const v1::RankLaunch& rank, int local_rank, int local_world,
+                                                   int world, bool shared_cores) {
   std::map<std::string, std::string> environment = base;
   environment["RANK"] = std::to_string(rank.rank());
   environment["LOCAL_RANK"] = std::to_string(local_rank);
@@ -122,7 +127,8 @@ StatusOr<v1::ShimConfig> MakeShimConfig(const LaunchInputs& inputs) {
   for (int i = 0; i < share->slots_size(); ++i) {
     v1::RankLaunch* rank = config.add_ranks();
     rank->set_rank(share->first_rank() + i);
-    if (!used.insert(share->slots(i)).second) return InvalidArgument("slot '{}' is assigned to two ranks", share->slots(i));
+    if (!used.insert(share->slots(i)).second)
+      return InvalidArgument("slot '{}' is assigned to two ranks", share->slots(i));
     TUTTI_ASSIGN_OR_RETURN(const std::vector<int32_t> cores, CoresOf(inputs, share->slots(i), rank->rank()));
     rank->mutable_cores()->Assign(cores.begin(), cores.end());
   }
@@ -169,8 +175,8 @@ v1::RankConfig MakeRankConfig(const v1::ShimConfig& config, int index) {
   return rank;
 }
 
-StatusOr<pid_t> StartShim(const std::string& shim_program, v1::ShimConfig config, const UniqueFd& run_lock, const UniqueFd& listener,
-                          const std::vector<std::vector<UniqueFd>>& slot_locks) {
+StatusOr<pid_t> StartShim(const std::string& shim_program, v1::ShimConfig config, const UniqueFd& run_lock,
+                          const UniqueFd& listener, const std::vector<std::vector<UniqueFd>>& slot_locks) {
   SpawnOptions options;
   options.argv = {shim_program, config.job_id()};  // the id is for people who read ps
   options.environment = CurrentEnvironment();

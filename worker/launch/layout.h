@@ -1,4 +1,5 @@
-// What an agent keeps on disk, and under which names. One folder per run, where a run is one generation of a job on this node:
+// What an agent keeps on disk, and under which names. One folder per run, where a run is one generation of a job on
+// this node:
 //
 //   <state>/jobs/<job>/<generation>/
 //     record.pb     StartJob: what was asked for; there before anything is started
@@ -38,7 +39,7 @@ inline constexpr char kShimSocketFile[] = "shim.sock";
 inline constexpr char kShimLogFile[] = "shim.log";
 inline constexpr char kEventsFile[] = "events.bin";
 inline constexpr char kForgottenFile[] = "forgotten";
-std::string RankLogFile(int32_t rank);   // "rank-3.log"
+std::string RankLogFile(int32_t rank);  // "rank-3.log"
 std::string RankPidFile(int32_t rank);
 std::string RankExitFile(int32_t rank);
 
@@ -55,7 +56,8 @@ Status WriteRecord(const std::string& run_directory, const v1::StartJob& start);
 StatusOr<v1::StartJob> ReadRecord(const std::string& run_directory);
 Status MarkForgotten(const std::string& run_directory);
 
-// Every run that has a record and is not forgotten, in key order. A folder whose record is damaged is left alone and described in
+// Every run that has a record and is not forgotten, in key order. A folder whose record is damaged is left alone and
+// described in
 // `*problems`.
 StatusOr<std::vector<v1::StartJob>> ListRuns(const std::string& state_directory, std::vector<std::string>* problems);
 

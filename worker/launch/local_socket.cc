@@ -31,7 +31,8 @@ StatusOr<Address> AddressOf(const std::string& directory, const std::string& nam
 
 Status SetNonBlocking(int fd) {
   const int flags = ::fcntl(fd, F_GETFL);
-  if (flags < 0 || ::fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0) return ErrnoStatus(errno, "make a descriptor non-blocking");
+  if (flags < 0 || ::fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0)
+    return ErrnoStatus(errno, "make a descriptor non-blocking");
   return OkStatus();
 }
 

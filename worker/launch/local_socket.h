@@ -1,4 +1,5 @@
-// Unix sockets by folder and name: the path may be longer than sun_path (108 bytes), as the folder is reached by descriptor.
+// Unix sockets by folder and name: the path may be longer than sun_path (108 bytes), as the folder is reached by
+// descriptor.
 #pragma once
 
 #include <string>

@@ -18,8 +18,9 @@ namespace {
 
 std::string Numeric(const sockaddr* address) {
   char text[INET6_ADDRSTRLEN] = {};
-  const void* bytes = address->sa_family == AF_INET ? static_cast<const void*>(&reinterpret_cast<const sockaddr_in*>(address)->sin_addr)
-                                                    : &reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr;
+  const void* bytes = address->sa_family == AF_INET
+                          ? static_cast<const void*>(&reinterpret_cast<const sockaddr_in*>(address)->sin_addr)
+                          : &reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr;
   return ::inet_ntop(address->sa_family, bytes, text, sizeof text) != nullptr ? text : "";
 }
 
@@ -36,7 +37,8 @@ HostPort Split(const std::string& endpoint) {
 
 bool NameMatches(const std::string& name, const std::string& item) {
   return name.compare(0, item.size(), item) == 0 &&
-         std::all_of(name.begin() + static_cast<std::ptrdiff_t>(item.size()), name.end(), [](char c) { return c >= '0' && c <= '9'; });
+         std::all_of(name.begin() + static_cast<std::ptrdiff_t>(item.size()), name.end(),
+                     [](char c) { return c >= '0' && c <= '9'; });
 }
 
 bool PatternTakes(const std::string& pattern, const std::string& name) {
@@ -63,7 +65,8 @@ StatusOr<std::vector<Interface>> ListInterfaces() {
   std::vector<Interface> interfaces;
   for (const int family : {AF_INET, AF_INET6}) {
     for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
-      if (entry->ifa_addr == nullptr || entry->ifa_addr->sa_family != family || (entry->ifa_flags & IFF_UP) == 0) continue;
+      if (entry->ifa_addr == nullptr || entry->ifa_addr->sa_family != family || (entry->ifa_flags & IFF_UP) == 0)
+        continue;
       const auto same = [&](const Interface& i) { return i.name == entry->ifa_name; };
       if (std::any_of(interfaces.begin(), interfaces.end(), same)) continue;
       interfaces.push_back({entry->ifa_name, Numeric(entry->ifa_addr), (entry->ifa_flags & IFF_LOOPBACK) != 0});
@@ -108,20 +111,22 @@ StatusOr<std::string> ChooseAdvertiseAddress(const AdvertiseInputs& inputs) {
       if (chosen.empty() || i.address == inputs.routed) chosen = i.address;
     }
     if (chosen.empty()) {
-      return InvalidArgument("--net-interface '{}' takes none of this host's interfaces: {}. Forms: eth0 or eth0,ib0 (these), ^lo,docker "
-                             "(all but these)",
-                             inputs.pattern, Listed(inputs.interfaces));
+      return InvalidArgument(
+          "--net-interface '{}' takes none of this host's interfaces: {}. Forms: eth0 or eth0,ib0 (these), ^lo,docker "
+          "(all but these)",
+          inputs.pattern, Listed(inputs.interfaces));
     }
   }
   if (chosen.empty()) chosen = inputs.routed;
   if (local) return chosen.empty() ? "127.0.0.1" : chosen;
   if (!chosen.empty() && !IsLoopbackAddress(chosen)) return chosen;
-  return FailedPrecondition("the coordinator {} is on another host, but {}: ranks elsewhere could not connect to this node. Give the "
-                            "address that they reach with --advertise ADDRESS or --net-interface NAME; interfaces here: {}",
-                            inputs.coordinator,
-                            chosen.empty() ? std::string("no address of this host routes to it")
-                                           : fmt::format("this node would advertise the loopback address {}", chosen),
-                            Listed(inputs.interfaces));
+  return FailedPrecondition(
+      "the coordinator {} is on another host, but {}: ranks elsewhere could not connect to this node. Give the "
+      "address that they reach with --advertise ADDRESS or --net-interface NAME; interfaces here: {}",
+      inputs.coordinator,
+      chosen.empty() ? std::string("no address of this host routes to it")
+                     : fmt::format("this node would advertise the loopback address {}", chosen),
+      Listed(inputs.interfaces));
 }
 
 }  // namespace tutti::worker

@@ -43,7 +43,8 @@ std::vector<Gpu> ListGpus() {
   const bool complete = Find(l, "nvmlInit_v2", &nvml.init) && Find(l, "nvmlShutdown", &nvml.shutdown) &&
                         Find(l, "nvmlDeviceGetCount_v2", &nvml.device_count) &&
                         Find(l, "nvmlDeviceGetHandleByIndex_v2", &nvml.device_by_index) &&
-                        Find(l, "nvmlDeviceGetUUID", &nvml.device_uuid) && Find(l, "nvmlDeviceGetName", &nvml.device_name) &&
+                        Find(l, "nvmlDeviceGetUUID", &nvml.device_uuid) &&
+                        Find(l, "nvmlDeviceGetName", &nvml.device_name) &&
                         Find(l, "nvmlDeviceGetMemoryInfo", &nvml.device_memory);
   if (!complete || nvml.init() != 0) return gpus;
   unsigned count = 0;

@@ -120,7 +120,8 @@ HostInventory ProbeHost() {
 StatusOr<std::vector<v1::Slot>> CpuSlots(const HostInventory& host, const SlotOptions& options) {
   const int cores = static_cast<int>(host.cores.size());
   if (cores == 0) return FailedPrecondition("this process may use no core");
-  if (options.slots < 0 || options.slots > 4096) return InvalidArgument("{} slots: from 1 to 4096 are possible", options.slots);
+  if (options.slots < 0 || options.slots > 4096)
+    return InvalidArgument("{} slots: from 1 to 4096 are possible", options.slots);
   int per_slot = options.cores_per_slot;
   if (per_slot == 0) per_slot = options.slots > 0 ? std::max(1, cores / options.slots) : 1;
   if (per_slot < 1 || per_slot > cores) {

@@ -34,7 +34,8 @@ StatusOr<SlotLocks> SlotLocks::Create(std::string directory, const std::vector<v
     Entry entry{slot.id(), {}};
     for (const int32_t core : slot.cores()) {
       const int layer = users[core]++;
-      entry.paths.push_back(JoinPath(directory, layer == 0 ? fmt::format("core-{}", core) : fmt::format("core-{}.{}", core, layer)));
+      entry.paths.push_back(
+          JoinPath(directory, layer == 0 ? fmt::format("core-{}", core) : fmt::format("core-{}.{}", core, layer)));
     }
     locks.entries_.push_back(std::move(entry));
   }
@@ -55,7 +56,8 @@ StatusOr<std::vector<UniqueFd>> SlotLocks::Lock(const std::string& slot_id, Nano
   std::vector<UniqueFd> held;
   for (const std::string& path : entry->paths) {
     auto lock = LockFile(path);
-    while (!lock.ok() && lock.status().code() == absl::StatusCode::kFailedPrecondition && SystemClock().Monotonic() < deadline) {
+    while (!lock.ok() && lock.status().code() == absl::StatusCode::kFailedPrecondition &&
+           SystemClock().Monotonic() < deadline) {
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
       lock = LockFile(path);
     }

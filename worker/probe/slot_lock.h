@@ -1,5 +1,6 @@
-// Host-wide reservation of cores: one flock file per core, held through descriptors that shim and ranks inherit. Free means unlocked,
-// whoever died; two agents side by side each get what is free, even if they cut their slots differently.
+// Host-wide reservation of cores: one flock file per core, held through descriptors that shim and ranks inherit. Free
+// means unlocked, whoever died; two agents side by side each get what is free, even if they cut their slots
+// differently.
 #pragma once
 
 #include <string>
@@ -12,7 +13,8 @@
 
 namespace tutti::worker {
 
-// /run/tutti where it can be made and written, else /tmp/tutti-devices-UID. PERMISSION_DENIED when that is someone else's.
+// /run/tutti where it can be made and written, else /tmp/tutti-devices-UID. PERMISSION_DENIED when that is someone
+// else's.
 StatusOr<std::string> DefaultLockDirectory();
 
 class SlotLocks {
@@ -20,9 +22,10 @@ class SlotLocks {
   // `slots` as CpuSlots made them: the n-th slot that uses a core has the n-th lock of that core.
   static StatusOr<SlotLocks> Create(std::string directory, const std::vector<v1::Slot>& slots);
 
-  // All locks of a slot, or none. FAILED_PRECONDITION when one is still held after `patience` (another agent's probe may hold it for
-  // an instant, a dying rank for a little longer).
-  StatusOr<std::vector<UniqueFd>> Lock(const std::string& slot_id, Nanos patience = std::chrono::milliseconds(500)) const;
+  // All locks of a slot, or none. FAILED_PRECONDITION when one is still held after `patience` (another agent's probe
+  // may hold it for an instant, a dying rank for a little longer).
+  StatusOr<std::vector<UniqueFd>> Lock(const std::string& slot_id,
+                                       Nanos patience = std::chrono::milliseconds(500)) const;
 
   bool IsLocked(const std::string& slot_id) const;
 

@@ -20,7 +20,8 @@
 namespace tutti::worker {
 namespace {
 
-constexpr size_t kMaxQueued = 4096;  // messages for the coordinator; above it shims are not read, so that they wait on disk
+constexpr size_t kMaxQueued =
+    4096;  // messages for the coordinator; above it shims are not read, so that they wait on disk
 constexpr size_t kKeepForgottenJobs = 100;
 constexpr char kTermFile[] = "term";
 
@@ -32,13 +33,17 @@ int64_t ReadTerm(const std::string& state_directory) {
 }  // namespace
 
 AgentLoop::AgentLoop(AgentLoopOptions options, SlotLocks locks, UniqueFd signals)
-    : options_(std::move(options)), locks_(std::move(locks)), signals_(std::move(signals)), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+    : options_(std::move(options)),
+      locks_(std::move(locks)),
+      signals_(std::move(signals)),
+      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
 
 AgentLoop::~AgentLoop() = default;
 
 Status AgentLoop::Run() {
   TUTTI_RETURN_IF_ERROR(Restore());
-  coordinator_ = std::make_unique<CoordinatorLink>(CoordinatorLinkOptions{options_.coordinator, options_.token, wake_.get()});
+  coordinator_ =
+      std::make_unique<CoordinatorLink>(CoordinatorLinkOptions{options_.coordinator, options_.token, wake_.get()});
   while (!done_) Turn();
   return OkStatus();
 }
@@ -124,7 +129,8 @@ void AgentLoop::OnCoordinator() {
         Feed(FromCoordinator{std::move(item.message)});
         break;
       case Kind::kClosed:
-        if (item.reason != last_close_reason_) LogWarning("no coordinator at {}: {}", options_.coordinator, item.reason);
+        if (item.reason != last_close_reason_)
+          LogWarning("no coordinator at {}: {}", options_.coordinator, item.reason);
         last_close_reason_ = item.reason;  // said once, not at each attempt
         Feed(StreamClosed{});
         break;
@@ -180,7 +186,8 @@ void AgentLoop::Perform(const AgentAction& action) {
     LogError("{}", close->reason);
     coordinator_->CloseStream();
   } else if (const auto* term = std::get_if<PersistTerm>(&action)) {
-    const Status written = WriteFileAtomic(JoinPath(options_.state_directory, kTermFile), fmt::format("{}\n", term->term));
+    const Status written =
+        WriteFileAtomic(JoinPath(options_.state_directory, kTermFile), fmt::format("{}\n", term->term));
     if (!written.ok()) LogError("{}", Message(written));
   } else if (const auto* launch = std::get_if<LaunchRun>(&action)) {
     const RunKey key = KeyOf(launch->start.assignment());
@@ -229,7 +236,8 @@ Status AgentLoop::Launch(const v1::StartJob& start) {
   TUTTI_RETURN_IF_ERROR(WriteRecord(inputs.run_directory, start));
   TUTTI_ASSIGN_OR_RETURN(const UniqueFd run_lock, LockFile(JoinPath(inputs.run_directory, kShimLockFile)));
   TUTTI_ASSIGN_OR_RETURN(const UniqueFd listener, ListenLocal(inputs.run_directory, kShimSocketFile));
-  TUTTI_ASSIGN_OR_RETURN(const pid_t pid, StartShim(options_.shim_program, std::move(config), run_lock, listener, slot_locks));
+  TUTTI_ASSIGN_OR_RETURN(const pid_t pid,
+                         StartShim(options_.shim_program, std::move(config), run_lock, listener, slot_locks));
   LogInfo("{}: {} ranks started, shim {}", ToString(key), slot_locks.size(), pid);
   return OkStatus();
 }
@@ -238,7 +246,8 @@ void AgentLoop::Attach(const AttachShim& action) {
   const auto run = state_.runs.find(action.key);
   if (run == state_.runs.end() || run->second.epoch != action.epoch) return;  // its launch failed meanwhile
   shims_.erase(action.key);
-  auto link = ShimLink::Attach(RunDirectory(options_.state_directory, action.key), run->second.start, options_.node.name(), action);
+  auto link = ShimLink::Attach(RunDirectory(options_.state_directory, action.key), run->second.start,
+                               options_.node.name(), action);
   if (link.ok()) {
     shims_.emplace(action.key, *std::move(link));
   } else {

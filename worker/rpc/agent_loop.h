@@ -1,5 +1,5 @@
-// The agent's shell: waits for the coordinator, shims, signals and time, feeds the pure core (worker/agent) and does what it says.
-// Single-threaded but for the threads of CoordinatorLink.
+// The agent's shell: waits for the coordinator, shims, signals and time, feeds the pure core (worker/agent) and does
+// what it says. Single-threaded but for the threads of CoordinatorLink.
 #pragma once
 
 #include <sys/types.h>
@@ -27,17 +27,19 @@ struct AgentLoopOptions {
   std::string shim_program;
   std::string rank_program;
   int64_t orphan_grace_ms = 600'000;
-  UniqueFd life;                                    // its end of file means: leave. Not valid: none
-  v1::Intent leave_intent = v1::INTENT_YIELD;       // what ranks are told when the agent leaves
+  UniqueFd life;                               // its end of file means: leave. Not valid: none
+  v1::Intent leave_intent = v1::INTENT_YIELD;  // what ranks are told when the agent leaves
 };
 
 class AgentLoop {
  public:
-  // Signals (SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGUSR1) must be blocked in every thread before; `signals` is their signalfd.
+  // Signals (SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGUSR1) must be blocked in every thread before; `signals` is their
+  // signalfd.
   AgentLoop(AgentLoopOptions options, SlotLocks locks, UniqueFd signals);
   ~AgentLoop();
 
-  // Until the agent was told to leave and no rank is alive, or to detach (SIGUSR1: ranks go on, the next agent adopts them).
+  // Until the agent was told to leave and no rank is alive, or to detach (SIGUSR1: ranks go on, the next agent adopts
+  // them).
   Status Run();
 
  private:

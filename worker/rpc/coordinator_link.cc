@@ -28,7 +28,8 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, static_cast<int>(kLastBackoff.count()));
   arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
   arguments.SetMaxSendMessageSize(kMaxMessageBytes);
-  // A ping each 400 s is slower than any server's limit (five minutes); its timeout makes TCP give up a silent peer after 10 s.
+  // A ping each 400 s is slower than any server's limit (five minutes); its timeout makes TCP give up a silent peer
+  // after 10 s.
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 400'000);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
   return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
@@ -115,7 +116,10 @@ struct CoordinatorLink::Impl {
       context = nullptr;
     }
     const grpc::Status status = stream->Finish();
-    Push({Incoming::Kind::kClosed, stream_number, {}, status.ok() ? "the coordinator ended the stream" : status.error_message()});
+    Push({Incoming::Kind::kClosed,
+          stream_number,
+          {},
+          status.ok() ? "the coordinator ended the stream" : status.error_message()});
     return answered;
   }
 

@@ -30,7 +30,8 @@ Status Fill(const std::string& state_directory, const v1::ReadLog& request, v1::
   struct stat info {};
   if (::fstat(file->get(), &info) != 0) return ErrnoStatus(errno, fmt::format("look at {}", path));
   const int64_t size = info.st_size;
-  const int64_t begin = request.offset() < 0 ? std::max<int64_t>(0, size + request.offset()) : std::min<int64_t>(request.offset(), size);
+  const int64_t begin =
+      request.offset() < 0 ? std::max<int64_t>(0, size + request.offset()) : std::min<int64_t>(request.offset(), size);
   const int64_t most = request.max_bytes() > 0 ? std::min(request.max_bytes(), kMaxLogChunkBytes) : kMaxLogChunkBytes;
   std::string data(static_cast<size_t>(std::min(most, size - begin)), '\0');
   size_t done = 0;

@@ -17,8 +17,8 @@ constexpr size_t kEventsPerRead = 256;
 
 }  // namespace
 
-StatusOr<ShimLink> ShimLink::Attach(const std::string& run_directory, const v1::StartJob& start, const std::string& node,
-                                    const AttachShim& request) {
+StatusOr<ShimLink> ShimLink::Attach(const std::string& run_directory, const v1::StartJob& start,
+                                    const std::string& node, const AttachShim& request) {
   ShimLink link;
   link.key_ = request.key;
   link.epoch_ = request.epoch;
@@ -33,14 +33,17 @@ StatusOr<ShimLink> ShimLink::Attach(const std::string& run_directory, const v1::
     return link;
   }
   const auto lock = LockFile(JoinPath(run_directory, kShimLockFile));
-  if (!lock.ok()) return Unavailable("the shim of {} lives but cannot be reached: {}", ToString(request.key), Message(socket.status()));
+  if (!lock.ok())
+    return Unavailable("the shim of {} lives but cannot be reached: {}", ToString(request.key),
+                       Message(socket.status()));
   TUTTI_RETURN_IF_ERROR(link.OpenFolder(run_directory, start, node));
   return link;
 }
 
 Status ShimLink::OpenFolder(const std::string& run_directory, const v1::StartJob& start, const std::string& node) {
   const Status recovered = RecoverRun(run_directory, start, node);
-  if (!recovered.ok()) LogError("{}: {}", ToString(key_), Message(recovered));  // a full disk, say: tried again at the next attachment
+  if (!recovered.ok())
+    LogError("{}: {}", ToString(key_), Message(recovered));  // a full disk, say: tried again at the next attachment
   TUTTI_ASSIGN_OR_RETURN(folder_state_, StateFromDisk(run_directory, start, node, &folder_all_exited_));
   TUTTI_ASSIGN_OR_RETURN(folder_, EventReader::Open(JoinPath(run_directory, kEventsFile)));
   return OkStatus();

@@ -16,18 +16,18 @@ namespace tutti::worker {
 
 class ShimLink {
  public:
-  // Connects and asks for the events after the cursor; where no shim lives (its lock is free) the folder is made to say how the run
-  // ended and is replayed instead. UNAVAILABLE: a shim lives but does not answer; try again.
+  // Connects and asks for the events after the cursor; where no shim lives (its lock is free) the folder is made to say
+  // how the run ended and is replayed instead. UNAVAILABLE: a shim lives but does not answer; try again.
   static StatusOr<ShimLink> Attach(const std::string& run_directory, const v1::StartJob& start, const std::string& node,
                                    const AttachShim& request);
 
   const RunKey& key() const { return key_; }
   int64_t epoch() const { return epoch_; }
-  int fd() const { return socket_.get(); }                  // -1: nothing to wait for, Read gives the next part
+  int fd() const { return socket_.get(); }  // -1: nothing to wait for, Read gives the next part
   bool wants_to_write() const { return !outbox_.empty(); }
   bool ended() const { return ended_; }
 
-  void Send(const v1::ShimRequest& request);                // dropped where no shim lives
+  void Send(const v1::ShimRequest& request);  // dropped where no shim lives
   void Flush();
   // A bounded number of events for Step; the last one is ShimClosed.
   std::vector<AgentEvent> Read();

@@ -1,5 +1,5 @@
-// The agent that is attached to a shim: replays the event file from its cursor, then follows it. Memory is bounded: kept events are
-// read from the file when the socket has room.
+// The agent that is attached to a shim: replays the event file from its cursor, then follows it. Memory is bounded:
+// kept events are read from the file when the socket has room.
 #pragma once
 
 #include <optional>
@@ -16,7 +16,8 @@ namespace tutti::worker {
 
 class AgentConnection {
  public:
-  AgentConnection(UniqueFd socket, std::string events_path) : socket_(std::move(socket)), events_path_(std::move(events_path)) {}
+  AgentConnection(UniqueFd socket, std::string events_path)
+      : socket_(std::move(socket)), events_path_(std::move(events_path)) {}
 
   int fd() const { return socket_.get(); }
   bool wants_to_write() const { return !outbox_.empty(); }

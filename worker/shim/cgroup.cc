@@ -76,7 +76,8 @@ MemoryEvidence ReadMemoryEvidence(const std::string& directory, const std::strin
 std::string DescribeOutOfMemory(const MemoryEvidence& before, const MemoryEvidence& after) {
   if (after.oom_kills <= before.oom_kills) return "";
   std::string text = "out of memory (";
-  text += after.limit_bytes >= 0 ? "cgroup limit " + Mebibytes(after.limit_bytes) : std::string("no cgroup limit: the host's memory");
+  text += after.limit_bytes >= 0 ? "cgroup limit " + Mebibytes(after.limit_bytes)
+                                 : std::string("no cgroup limit: the host's memory");
   if (after.peak_bytes >= 0) text += ", peak " + Mebibytes(after.peak_bytes);
   return text + ")";
 }

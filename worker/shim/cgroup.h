@@ -1,4 +1,5 @@
-// A memory control group per rank, where we may make one (v2 or v1), for evidence: was the rank killed for want of memory?
+// A memory control group per rank, where we may make one (v2 or v1), for evidence: was the rank killed for want of
+// memory?
 #pragma once
 
 #include <sys/types.h>
@@ -29,7 +30,8 @@ struct MemoryGroup {
 };
 std::optional<MemoryGroup> OwnMemoryGroup();
 
-// A group below our own that is removed when dropped (it must be empty by then). Where none can be made, evidence is read from our own.
+// A group below our own that is removed when dropped (it must be empty by then). Where none can be made, evidence is
+// read from our own.
 class RankCgroup {
  public:
   explicit RankCgroup(const std::string& name);

@@ -1,5 +1,5 @@
-// The durable events of one run: ShimEvent frames in events.bin, sequence 1, 2, ... with no gap. One writer (the shim, or whoever
-// recovers a dead shim's folder under shim.lock), any number of readers at the same time.
+// The durable events of one run: ShimEvent frames in events.bin, sequence 1, 2, ... with no gap. One writer (the shim,
+// or whoever recovers a dead shim's folder under shim.lock), any number of readers at the same time.
 #pragma once
 
 #include <deque>
@@ -18,8 +18,8 @@ class EventLog {
   // Creates the file, or cuts what a crash left behind the last whole frame and goes on counting there.
   static StatusOr<EventLog> Open(const std::string& path);
 
-  // Gives the event its sequence number and writes it. When the disk is full the event waits in memory and is written by a later
-  // Append or Flush, in order. `durable`: on the disk, not only in the page cache, on return.
+  // Gives the event its sequence number and writes it. When the disk is full the event waits in memory and is written
+  // by a later Append or Flush, in order. `durable`: on the disk, not only in the page cache, on return.
   void Append(v1::ShimEvent event, bool durable);
   // What still waits; the error says why.
   Status Flush();

@@ -20,7 +20,7 @@ bool ReadEntry(const std::string& name, Entry* entry) {
   const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), entry->pid);
   if (error != std::errc() || end != name.data() + name.size()) return false;
   const auto stat = ReadFile(fmt::format("/proc/{}/stat", name), 1 << 16);
-  if (!stat.ok()) return false;  // gone meanwhile
+  if (!stat.ok()) return false;           // gone meanwhile
   const size_t close = stat->rfind(')');  // the command in parentheses may hold anything
   if (close == std::string::npos || close + 4 >= stat->size()) return false;
   entry->state = (*stat)[close + 2];

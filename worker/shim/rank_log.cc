@@ -20,7 +20,8 @@ void AppendTail(std::string_view text, std::string* tail) {
   if (tail->size() > 2 * kTailBytes) tail->erase(0, tail->size() - kTailBytes);
 }
 
-// Length of the valid UTF-8 sequence at the start of `s`, 0 when there is none (RFC 3629: no overlong forms, no surrogates).
+// Length of the valid UTF-8 sequence at the start of `s`, 0 when there is none (RFC 3629: no overlong forms, no
+// surrogates).
 size_t SequenceLength(std::string_view s) {
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(s[i]); };
   const auto tail = [&](size_t i) { return i < s.size() && (byte(i) & 0xC0) == 0x80; };
@@ -31,7 +32,8 @@ size_t SequenceLength(std::string_view s) {
     return 3;
   }
   if (byte(0) >= 0xF0 && byte(0) <= 0xF4) {
-    if (!tail(1) || !tail(2) || !tail(3) || (byte(0) == 0xF0 && byte(1) < 0x90) || (byte(0) == 0xF4 && byte(1) > 0x8F)) return 0;
+    if (!tail(1) || !tail(2) || !tail(3) || (byte(0) == 0xF0 && byte(1) < 0x90) || (byte(0) == 0xF4 && byte(1) > 0x8F))
+      return 0;
     return 4;
   }
   return 0;
@@ -151,7 +153,8 @@ void RankLog::Write(std::string_view text) {
 void RankLog::Close() {
   FlushAll(/*end_line=*/true);
   if (over_bytes_ > 0) {
-    const std::string_view end = std::string_view(over_tail_).substr(over_tail_.size() - std::min(over_tail_.size(), kTailBytes));
+    const std::string_view end =
+        std::string_view(over_tail_).substr(over_tail_.size() - std::min(over_tail_.size(), kTailBytes));
     Write(fmt::format("\n[tutti] the log's limit of {} bytes was reached: {} bytes are left out here\n", limit_bytes_,
                       over_bytes_ - static_cast<int64_t>(end.size())));
     Write(end);
@@ -166,7 +169,8 @@ std::vector<std::string> RankLog::LastLines(size_t count) const {
   while (lines.size() < count && end > 0) {
     const size_t newline = text.rfind('\n', end - 1);
     const size_t begin = newline == std::string::npos ? 0 : newline + 1;
-    if (end > begin) lines.push_back(ValidUtf8(std::string_view(text).substr(begin, std::min(end - begin, kMaxShownLineBytes))));
+    if (end > begin)
+      lines.push_back(ValidUtf8(std::string_view(text).substr(begin, std::min(end - begin, kMaxShownLineBytes))));
     end = newline == std::string::npos ? 0 : newline;
   }
   std::reverse(lines.begin(), lines.end());

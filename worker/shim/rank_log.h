@@ -1,8 +1,9 @@
 // One rank's output, made readable and bounded.
 //
-// A progress bar (updates that end in, or begin with, a carriage return) becomes lines: what a terminal would show each half second.
-// Text without an end of line is visible after half a second as well. The file keeps the first `limit_bytes`; what comes later is
-// counted, and the last 64 KiB of it are added at the end, so that the reason of a failure is always there.
+// A progress bar (updates that end in, or begin with, a carriage return) becomes lines: what a terminal would show each
+// half second. Text without an end of line is visible after half a second as well. The file keeps the first
+// `limit_bytes`; what comes later is counted, and the last 64 KiB of it are added at the end, so that the reason of a
+// failure is always there.
 #pragma once
 
 #include <optional>
@@ -26,7 +27,7 @@ class RankLog {
   void Feed(std::string_view bytes, Nanos now);
   std::optional<Nanos> NextFlush() const;  // when FlushDue has something to do
   void FlushDue(Nanos now);
-  void Close();                            // all that is left, and the end of what was over the limit
+  void Close();  // all that is left, and the end of what was over the limit
 
   // The last `count` lines that are not empty, oldest first, valid UTF-8, each cut to 2,000 bytes.
   std::vector<std::string> LastLines(size_t count) const;
@@ -48,8 +49,8 @@ class RankLog {
   bool part_written_ = false;          // the file's last line is open
   bool swallow_newline_ = false;       // the carriage return before it has ended the line already
   std::optional<Nanos> dirty_since_;
-  std::string tail_;                   // last bytes, also those over the limit
-  std::string over_tail_;              // last bytes over the limit
+  std::string tail_;       // last bytes, also those over the limit
+  std::string over_tail_;  // last bytes over the limit
   bool write_failed_ = false;
 };
 

@@ -77,10 +77,13 @@ Status RankProcess::TryStart(int memory_fd) {
   options.environment = {launch.environment().begin(), launch.environment().end()};
   options.cores = {launch.cores().begin(), launch.cores().end()};
   options.new_process_group = true;
-  options.descriptors = {{0, nothing.get()}, {1, output.theirs.get()}, {2, output.theirs.get()},
+  options.descriptors = {{0, nothing.get()},
+                         {1, output.theirs.get()},
+                         {2, output.theirs.get()},
                          {kRankSocketDescriptor, socket.theirs.get()}};
   if (memory_fd >= 0) options.descriptors[kRankMemoryDescriptor] = memory_fd;
-  for (int i = 0; i < launch.lock_descriptors_size(); ++i) options.descriptors[kRankFirstLock + i] = launch.lock_descriptors(i);
+  for (int i = 0; i < launch.lock_descriptors_size(); ++i)
+    options.descriptors[kRankFirstLock + i] = launch.lock_descriptors(i);
 
   cgroup_ = std::make_unique<RankCgroup>(
       fmt::format("tutti-{}-{}-{}", config_.job_id(), status_.generation(), status_.rank()));
@@ -137,7 +140,8 @@ std::vector<v1::RankEvent> RankProcess::ReadEvents() {
       v1::RankEvent event;
       if (frame.ok() && !*frame) break;
       if (!frame.ok() || !event.ParseFromString(**frame)) {
-        events.push_back(MakeNotice(v1::NOTICE_LEVEL_WARNING, "the rank sent bytes that are no event: it is no longer listened to"));
+        events.push_back(
+            MakeNotice(v1::NOTICE_LEVEL_WARNING, "the rank sent bytes that are no event: it is no longer listened to"));
         socket_.Reset();
         break;
       }
@@ -173,8 +177,10 @@ void RankProcess::Signal(int signal, int64_t grace_ms) {
 
 void RankProcess::Finish(const ExitStatus& exit, Nanos now, std::vector<v1::RankEvent>* events) {
   alive_ = false;
-  // A process that ended wrote at most a pipe's and a socket's content before; a child that lives on must not keep us here.
-  for (auto last = ReadEvents(); !last.empty(); last = ReadEvents()) events->insert(events->end(), last.begin(), last.end());
+  // A process that ended wrote at most a pipe's and a socket's content before; a child that lives on must not keep us
+  // here.
+  for (auto last = ReadEvents(); !last.empty(); last = ReadEvents())
+    events->insert(events->end(), last.begin(), last.end());
   ReadOutput(now);
   socket_.Reset();
   output_.Reset();
@@ -182,7 +188,8 @@ void RankProcess::Finish(const ExitStatus& exit, Nanos now, std::vector<v1::Rank
   log_->Close();
   cgroup_.reset();
   const std::string path = JoinPath(config_.directory(), RankExitFile(status_.rank()));
-  if (const Status written = WriteFileAtomic(path, status_.SerializeAsString(), 0600); !written.ok()) LogError("{}", Message(written));
+  if (const Status written = WriteFileAtomic(path, status_.SerializeAsString(), 0600); !written.ok())
+    LogError("{}", Message(written));
   ::unlink(JoinPath(config_.directory(), RankPidFile(status_.rank())).c_str());
 }
 
@@ -198,7 +205,8 @@ void RankProcess::Describe(const ExitStatus& exit) {
     status_.set_where(failure_->where());
     status_.set_retryable(failure_->retryable());
   } else if (killed_) {
-    status_.set_message(terminated_ ? fmt::format("did not end within {} ms of SIGTERM: killed by us", grace_ms_) : "killed by us");
+    status_.set_message(terminated_ ? fmt::format("did not end within {} ms of SIGTERM: killed by us", grace_ms_)
+                                    : "killed by us");
   } else if (terminated_) {
     status_.set_message(fmt::format("{} after our SIGTERM", tutti::Describe(exit)));
   } else if (exit.signal == SIGKILL) {

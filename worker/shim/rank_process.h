@@ -1,5 +1,5 @@
-// One rank as its shim sees it: the process, the socket, the output. Everything is non-blocking; the shim's loop calls in when a
-// descriptor is ready.
+// One rank as its shim sees it: the process, the socket, the output. Everything is non-blocking; the shim's loop calls
+// in when a descriptor is ready.
 #pragma once
 
 #include <sys/types.h>
@@ -26,13 +26,13 @@ class RankProcess {
   // Nothing is started yet. `config` must outlive the object.
   RankProcess(const v1::ShimConfig& config, int index);
 
-  // Starts the program with the socket on 3, `memory_fd` (or none: -1) on 4 and the slot's locks above. After an error it may still
-  // be alive (only its pid file is missing); else its status says that it ended and why.
+  // Starts the program with the socket on 3, `memory_fd` (or none: -1) on 4 and the slot's locks above. After an error
+  // it may still be alive (only its pid file is missing); else its status says that it ended and why.
   Status Start(int memory_fd);
 
   bool alive() const { return alive_; }
   pid_t pid() const { return status_.pid(); }
-  int socket_fd() const { return socket_.get(); }    // -1 after its end
+  int socket_fd() const { return socket_.get(); }  // -1 after its end
   int output_fd() const { return output_.get(); }
   bool wants_to_write() const { return !outbox_.empty(); }
   const v1::RankStatus& status() const { return status_; }
@@ -40,16 +40,16 @@ class RankProcess {
 
   void Send(const v1::RankCommand& command);
   void FlushOutbox();
-  // What the rank said, stamped with its rank and generation. A rank that breaks the protocol is no longer listened to, which is told
-  // as a Notice.
+  // What the rank said, stamped with its rank and generation. A rank that breaks the protocol is no longer listened to,
+  // which is told as a Notice.
   std::vector<v1::RankEvent> ReadEvents();
   void ReadOutput(Nanos now);
 
   // SIGTERM or SIGKILL to the rank's process group, by our decision.
   void Signal(int signal, int64_t grace_ms);
 
-  // After its end: reads what is left, ends what is left of its group, fills in the status and writes exit-N.pb. `*events` are the last
-  // ones.
+  // After its end: reads what is left, ends what is left of its group, fills in the status and writes exit-N.pb.
+  // `*events` are the last ones.
   void Finish(const ExitStatus& exit, Nanos now, std::vector<v1::RankEvent>* events);
 
  private:

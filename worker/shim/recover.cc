@@ -35,7 +35,7 @@ v1::RankStatus LostStatus(const std::string& directory, const v1::RankStatus& kn
   const bool started = FileExists(JoinPath(directory, RankPidFile(status.rank())));
   const bool killed = KillLeftover(JoinPath(directory, RankPidFile(status.rank())));
   status.set_state(v1::RANK_STATE_LOST);
-  status.set_message(!started  ? "was not started: its agent or shim ended first"
+  status.set_message(!started ? "was not started: its agent or shim ended first"
                      : killed ? "its shim ended unexpectedly: the rank was killed"
                               : "its shim ended unexpectedly: how the rank ended is not known");
   // Never 0: that would be a rank that ended well.
@@ -48,8 +48,8 @@ v1::RankStatus LostStatus(const std::string& directory, const v1::RankStatus& kn
 
 }  // namespace
 
-StatusOr<v1::ShimState> StateFromDisk(const std::string& run_directory, const v1::StartJob& start, const std::string& node,
-                                      bool* all_exited) {
+StatusOr<v1::ShimState> StateFromDisk(const std::string& run_directory, const v1::StartJob& start,
+                                      const std::string& node, bool* all_exited) {
   std::map<int32_t, v1::RankStatus> ranks;
   for (const v1::NodeShare& share : start.assignment().nodes()) {
     if (share.node() != node) continue;

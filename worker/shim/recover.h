@@ -11,12 +11,13 @@
 
 namespace tutti::worker {
 
-// Call with shim.lock held, so that no shim lives. Ranks whose end is not recorded are killed (by pid and start time) and recorded as
-// RANK_STATE_LOST with signal 9, or exit code 255 where that is not known, 127 where they never began; events.bin then ends with all_exited. Does nothing more where it already does. `node`: whose ranks of `start`.
+// Call with shim.lock held, so that no shim lives. Ranks whose end is not recorded are killed (by pid and start time)
+// and recorded as RANK_STATE_LOST with signal 9, or exit code 255 where that is not known, 127 where they never began;
+// events.bin then ends with all_exited. Does nothing more where it already does. `node`: whose ranks of `start`.
 Status RecoverRun(const std::string& run_directory, const v1::StartJob& start, const std::string& node);
 
 // The state that the events of a run amount to, as a living shim would tell it.
-StatusOr<v1::ShimState> StateFromDisk(const std::string& run_directory, const v1::StartJob& start, const std::string& node,
-                                      bool* all_exited);
+StatusOr<v1::ShimState> StateFromDisk(const std::string& run_directory, const v1::StartJob& start,
+                                      const std::string& node, bool* all_exited);
 
 }  // namespace tutti::worker

@@ -34,7 +34,8 @@ int64_t GraceOf(const v1::ShimConfig& config) {
 StatusOr<UniqueFd> MakeMemory(int64_t bytes) {
   UniqueFd fd(::memfd_create("tutti-shm", MFD_CLOEXEC));
   if (!fd.valid()) return ErrnoStatus(errno, "make shared memory");
-  if (::ftruncate(fd.get(), bytes) != 0) return ErrnoStatus(errno, fmt::format("make {} bytes of shared memory", bytes));
+  if (::ftruncate(fd.get(), bytes) != 0)
+    return ErrnoStatus(errno, fmt::format("make {} bytes of shared memory", bytes));
   return fd;
 }
 
@@ -93,13 +94,15 @@ void Shim::Turn() {
   Poll poll;
   const int signals = poll.Add(signals_.get(), POLLIN);
   const int listener = poll.Add(listener_.get(), POLLIN);
-  const int agent = agent_ ? poll.Add(agent_->fd(), static_cast<short>(POLLIN | (agent_->wants_to_write() ? POLLOUT : 0))) : -1;
+  const int agent =
+      agent_ ? poll.Add(agent_->fd(), static_cast<short>(POLLIN | (agent_->wants_to_write() ? POLLOUT : 0))) : -1;
   std::vector<std::pair<int, int>> of_rank;  // socket, output
   const bool listen = events_->waiting() < kMaxWaitingEvents;
   for (const auto& rank : ranks_) {
     const int socket = rank->socket_fd();
-    of_rank.emplace_back(poll.Add(socket, static_cast<short>((listen ? POLLIN : 0) | (rank->wants_to_write() ? POLLOUT : 0))),
-                         poll.Add(rank->output_fd(), POLLIN));
+    of_rank.emplace_back(
+        poll.Add(socket, static_cast<short>((listen ? POLLIN : 0) | (rank->wants_to_write() ? POLLOUT : 0))),
+        poll.Add(rank->output_fd(), POLLIN));
   }
   const int ready = ::poll(poll.fds.data(), poll.fds.size(), TimeoutMs(SystemClock().Monotonic()));
   const Nanos now = SystemClock().Monotonic();
@@ -145,7 +148,8 @@ void Shim::Reap(Nanos now) {
   while (true) {
     siginfo_t info{};
     if (::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) return;
-    const auto rank = std::find_if(ranks_.begin(), ranks_.end(), [&](const auto& r) { return r->alive() && r->pid() == info.si_pid; });
+    const auto rank = std::find_if(ranks_.begin(), ranks_.end(),
+                                   [&](const auto& r) { return r->alive() && r->pid() == info.si_pid; });
     // While the rank is not reaped its group's number cannot be given to anyone else.
     if (rank != ranks_.end()) ::kill(-info.si_pid, SIGKILL);
     int wait_status = 0;
@@ -187,7 +191,8 @@ void Shim::Accept(Nanos now) {
   if (!socket.valid()) return;  // it left again
   ucred peer{};
   socklen_t size = sizeof peer;
-  if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 || (peer.uid != ::getuid() && peer.uid != 0)) {
+  if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 ||
+      (peer.uid != ::getuid() && peer.uid != 0)) {
     LogWarning("a connection of user {} was refused", peer.uid);
     return;
   }
@@ -291,7 +296,8 @@ void Shim::EndDescendants(Nanos now) {
   for (const pid_t pid : left) ::kill(pid, SIGKILL);
   if (!left.empty() && now < *give_up_at_) return;
   if (!left.empty()) {
-    NoteToAll(v1::NOTICE_LEVEL_WARNING, fmt::format("process {} of a rank does not end, even by SIGKILL", left.front()));
+    NoteToAll(v1::NOTICE_LEVEL_WARNING,
+              fmt::format("process {} of a rank does not end, even by SIGKILL", left.front()));
   }
   all_exited_ = true;
   for (const v1::RankLaunch& launch : config_.ranks()) {

@@ -1,8 +1,8 @@
 // The body of tutti-shim: parent and subreaper of one run's ranks. Single-threaded; needs no agent once it is started.
 //
 // An agent may come and go; the newest connection wins. Every fact is in the run's folder before an agent hears of it
-// (worker/launch/layout.h). It returns once no process of the run is alive and the attached agent, if any, was told all (or said
-// Release): what is on disk then tells the rest.
+// (worker/launch/layout.h). It returns once no process of the run is alive and the attached agent, if any, was told all
+// (or said Release): what is on disk then tells the rest.
 #pragma once
 
 #include <deque>
@@ -22,7 +22,8 @@ namespace tutti::worker {
 
 class Shim {
  public:
-  // `listener`: on the run's shim.sock. `signals`: a signalfd of SIGCHLD and SIGTERM, which are blocked. The process is a subreaper.
+  // `listener`: on the run's shim.sock. `signals`: a signalfd of SIGCHLD and SIGTERM, which are blocked. The process is
+  // a subreaper.
   Shim(v1::ShimConfig config, UniqueFd listener, UniqueFd signals);
 
   // Starts the ranks and serves until the end of the run. An error: nothing was started.
@@ -60,11 +61,11 @@ class Shim {
   std::vector<v1::RankReadyReport> ready_;
   std::optional<AgentConnection> agent_;
   v1::Intent intent_ = v1::INTENT_RUN;
-  std::optional<Nanos> orphan_at_;        // no agent: when the ranks are ended
-  std::optional<Nanos> kill_at_;          // stopping: when SIGKILL follows
+  std::optional<Nanos> orphan_at_;  // no agent: when the ranks are ended
+  std::optional<Nanos> kill_at_;    // stopping: when SIGKILL follows
   bool stopping_ = false;
   int64_t grace_ms_ = 0;
-  std::optional<Nanos> give_up_at_;       // descendants that do not die
+  std::optional<Nanos> give_up_at_;  // descendants that do not die
   bool all_exited_ = false;
   bool released_ = false;
 };
