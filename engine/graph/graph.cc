@@ -7,34 +7,49 @@ namespace tutti {
 int64_t SizeOf(DType dtype) {
   switch (dtype) {
     case DType::kF32:
-    case DType::kI32: return 4;
+    case DType::kI32:
+      return 4;
     case DType::kI64:
-    case DType::kU64: return 8;
-    case DType::kU8: return 1;
+    case DType::kU64:
+      return 8;
+    case DType::kU8:
+      return 1;
   }
   TUTTI_CHECK(false, "dtype {}", static_cast<int>(dtype));
 }
 
 std::string_view Name(DType dtype) {
   switch (dtype) {
-    case DType::kF32: return "f32";
-    case DType::kI32: return "i32";
-    case DType::kI64: return "i64";
-    case DType::kU64: return "u64";
-    case DType::kU8: return "u8";
+    case DType::kF32:
+      return "f32";
+    case DType::kI32:
+      return "i32";
+    case DType::kI64:
+      return "i64";
+    case DType::kU64:
+      return "u64";
+    case DType::kU8:
+      return "u8";
   }
   TUTTI_CHECK(false, "dtype {}", static_cast<int>(dtype));
 }
 
 std::string_view Name(ValueClass value_class) {
   switch (value_class) {
-    case ValueClass::kIntermediate: return "intermediate";
-    case ValueClass::kBatch: return "batch";
-    case ValueClass::kParameter: return "parameter";
-    case ValueClass::kOptimizerState: return "optimizer_state";
-    case ValueClass::kStatistic: return "statistic";
-    case ValueClass::kHostScalar: return "host_scalar";
-    case ValueClass::kConstant: return "constant";
+    case ValueClass::kIntermediate:
+      return "intermediate";
+    case ValueClass::kBatch:
+      return "batch";
+    case ValueClass::kParameter:
+      return "parameter";
+    case ValueClass::kOptimizerState:
+      return "optimizer_state";
+    case ValueClass::kStatistic:
+      return "statistic";
+    case ValueClass::kHostScalar:
+      return "host_scalar";
+    case ValueClass::kConstant:
+      return "constant";
   }
   TUTTI_CHECK(false, "value class {}", static_cast<int>(value_class));
 }
@@ -52,12 +67,12 @@ ValueId Graph::AddInput(std::string name, ValueClass value_class, TensorType typ
   return id;
 }
 
-std::vector<ValueId> Graph::AddNode(std::string op, std::string path, std::vector<ValueId> inputs, Attributes attributes,
-                                    std::vector<TensorType> output_types) {
+std::vector<ValueId> Graph::AddNode(std::string op, std::string path, std::vector<ValueId> inputs,
+                                    Attributes attributes, std::vector<TensorType> output_types) {
   const NodeId node(static_cast<int32_t>(nodes_.size()));
   for (ValueId input : inputs) {
-    TUTTI_CHECK(input.value() >= 0 && static_cast<size_t>(input.value()) < values_.size(), "{} {}: input %{} does not exist", path,
-                op, input.value());
+    TUTTI_CHECK(input.value() >= 0 && static_cast<size_t>(input.value()) < values_.size(),
+                "{} {}: input %{} does not exist", path, op, input.value());
   }
   std::vector<ValueId> outputs;
   for (TensorType& type : output_types) {

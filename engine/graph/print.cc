@@ -5,7 +5,9 @@
 namespace tutti {
 namespace {
 
-std::string TypeText(const TensorType& type) { return fmt::format("{}[{}]", Name(type.dtype), fmt::join(type.dims, ",")); }
+std::string TypeText(const TensorType& type) {
+  return fmt::format("{}[{}]", Name(type.dtype), fmt::join(type.dims, ","));
+}
 
 std::string ValueList(const std::vector<ValueId>& ids) {
   std::string text;

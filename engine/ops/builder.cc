@@ -18,8 +18,8 @@ StatusOr<const OpDef*> OpRegistry::Find(std::string_view name) const {
   return &found->second;
 }
 
-StatusOr<std::vector<ValueId>> GraphBuilder::Add(std::string_view op, std::string_view path, std::vector<ValueId> inputs,
-                                                 Attributes attributes) {
+StatusOr<std::vector<ValueId>> GraphBuilder::Add(std::string_view op, std::string_view path,
+                                                 std::vector<ValueId> inputs, Attributes attributes) {
   TUTTI_ASSIGN_OR_RETURN(const OpDef* def, ops_->Find(op));
   const Node node{std::string(op), std::string(path), inputs, {}, attributes};
   std::vector<TensorType> types;
@@ -42,7 +42,8 @@ Status VerifyOps(const Graph& graph, const OpRegistry& ops) {
     for (ValueId input : node.inputs) types.push_back(graph.value(input).type);
     TUTTI_ASSIGN_OR_RETURN(const std::vector<TensorType> inferred, def->infer(node, types));
     if (inferred.size() != node.outputs.size())
-      return InvalidArgument("{} {}: has {} outputs, expected {}", node.path, node.op, node.outputs.size(), inferred.size());
+      return InvalidArgument("{} {}: has {} outputs, expected {}", node.path, node.op, node.outputs.size(),
+                             inferred.size());
     for (size_t k = 0; k < inferred.size(); ++k) {
       const TensorType& found = graph.value(node.outputs[k]).type;
       if (found != inferred[k])
@@ -61,24 +62,29 @@ Status VerifyOps(const Graph& graph, const OpRegistry& ops) {
         static_cast<int>(read - node.inputs.begin()));
     TUTTI_ASSIGN_OR_RETURN(const OpDef* def, ops.Find(node.op));
     if (std::find(def->aliases.begin(), def->aliases.end(), pair) == def->aliases.end())
-      return InvalidArgument("{} {}: output {} may not be written over input {} ({})", node.path, node.op, pair.first, pair.second,
-                             output.alias);
+      return InvalidArgument("{} {}: output {} may not be written over input {} ({})", node.path, node.op, pair.first,
+                             pair.second, output.alias);
   }
   return OkStatus();
 }
 
 Status ExpectInputs(const Node& node, size_t found, size_t at_least, size_t at_most) {
   if (found >= at_least && found <= at_most) return OkStatus();
-  const std::string expected = at_least == at_most ? fmt::format("{}", at_least) : fmt::format("{} to {}", at_least, at_most);
+  const std::string expected =
+      at_least == at_most ? fmt::format("{}", at_least) : fmt::format("{} to {}", at_least, at_most);
   return InvalidArgument("{} {}: found {} inputs, expected {}", node.path, node.op, found, expected);
 }
 
-Status ExpectInputs(const Node& node, size_t found, size_t expected) { return ExpectInputs(node, found, expected, expected); }
+Status ExpectInputs(const Node& node, size_t found, size_t expected) {
+  return ExpectInputs(node, found, expected, expected);
+}
 
 Status OpError(const Node& node, std::string_view message) {
   return InvalidArgument("{} {}: {}", node.path, node.op, message);
 }
 
-std::string ToString(const TensorType& type) { return fmt::format("{}[{}]", Name(type.dtype), fmt::join(type.dims, ",")); }
+std::string ToString(const TensorType& type) {
+  return fmt::format("{}[{}]", Name(type.dtype), fmt::join(type.dims, ","));
+}
 
 }  // namespace tutti

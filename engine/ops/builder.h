@@ -46,8 +46,8 @@ class GraphBuilder {
   const OpRegistry* ops_;
 };
 
-// The types that `ops` infers for each node agree with those in the graph, and aliases between an output and an input that its
-// node reads are ones that the op allows. engine/graph/verify.h checks the structure.
+// The types that `ops` infers for each node agree with those in the graph, and aliases between an output and an input
+// that its node reads are ones that the op allows. engine/graph/verify.h checks the structure.
 Status VerifyOps(const Graph& graph, const OpRegistry& ops);
 
 // Helpers of rooms. A wrong count is INVALID_ARGUMENT "<path> <op>: found 2 inputs, expected 1".

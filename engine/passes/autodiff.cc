@@ -33,7 +33,8 @@ class Differentiator {
     needs_.resize(forward.values().size(), false);
     for (ValueId id : forward.inputs()) needs_[Index(id)] = forward.value(id).value_class == ValueClass::kParameter;
     for (const Node& node : forward.nodes()) {
-      const bool any = std::any_of(node.inputs.begin(), node.inputs.end(), [&](ValueId id) { return needs_[Index(id)]; });
+      const bool any =
+          std::any_of(node.inputs.begin(), node.inputs.end(), [&](ValueId id) { return needs_[Index(id)]; });
       for (ValueId output : node.outputs) needs_[Index(output)] = any;
     }
   }
@@ -45,7 +46,8 @@ class Differentiator {
       const Node& node = builder_.graph().node(id);
       TUTTI_ASSIGN_OR_RETURN(const OpDef* def, builder_.ops().Find(node.op));
       if (!def->loss || node.outputs[0] != output.value)
-        return InvalidArgument("output {} is made by {} {}, expected the first output of a loss", loss_output, node.path, node.op);
+        return InvalidArgument("output {} is made by {} {}, expected the first output of a loss", loss_output,
+                               node.path, node.op);
       return id;
     }
     return InvalidArgument("graph {} has no output {} to differentiate", builder_.graph().name(), loss_output);

@@ -77,10 +77,11 @@ Graph MoveReluGradBeforePool(const Graph& graph) {
     }
     const Node& gradient = *Producer(graph, node.inputs[0]);
     const ValueId masked = rewriter.fresh().AddNode("relu_grad", node.path,
-                                                    {rewriter.Map(gradient.inputs[0]), rewriter.Map(pool->outputs[0])}, {},
-                                                    {graph.value(pool->outputs[0]).type})[0];
-    const ValueId moved = rewriter.fresh().AddNode(gradient.op, gradient.path, {masked, rewriter.Map(gradient.inputs[1])},
-                                                   gradient.attributes, {graph.value(node.outputs[0]).type})[0];
+                                                    {rewriter.Map(gradient.inputs[0]), rewriter.Map(pool->outputs[0])},
+                                                    {}, {graph.value(pool->outputs[0]).type})[0];
+    const ValueId moved =
+        rewriter.fresh().AddNode(gradient.op, gradient.path, {masked, rewriter.Map(gradient.inputs[1])},
+                                 gradient.attributes, {graph.value(node.outputs[0]).type})[0];
     rewriter.Bind(node.outputs[0], moved);
   }
   return rewriter.Finish();

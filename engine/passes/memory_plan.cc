@@ -102,10 +102,12 @@ void BufferTable::ShareView(int output, int input) { Join(output, input); }
 
 bool BufferTable::ShareInPlace(int output, int input, int step, std::span<const int> operands) {
   const int root = Root(input);
-  if (Root(output) != output || output == root || storages_[static_cast<size_t>(output)].lifetime.first != step) return false;
+  if (Root(output) != output || output == root || storages_[static_cast<size_t>(output)].lifetime.first != step)
+    return false;
   Storage& storage = storages_[static_cast<size_t>(root)];
   if (storage.lifetime.last != step || storage.taken_at == step) return false;
-  if (std::count_if(operands.begin(), operands.end(), [&](int operand) { return operand >= 0 && Root(operand) == root; }) != 1)
+  if (std::count_if(operands.begin(), operands.end(),
+                    [&](int operand) { return operand >= 0 && Root(operand) == root; }) != 1)
     return false;
   Join(output, input);
   storage.taken_at = step;
@@ -147,7 +149,8 @@ StatusOr<MemoryPlan> PlanGraphMemory(const Graph& graph, const OpRegistry& ops) 
   std::vector<int> buffers(graph.values().size(), kOutside);
   BufferTable table;
   for (size_t id = 0; id < buffers.size(); ++id)
-    if (graph.values()[id].producer != kNoNode && !is_output[id]) buffers[id] = table.Add(PaddedBytes(graph.values()[id].type));
+    if (graph.values()[id].producer != kNoNode && !is_output[id])
+      buffers[id] = table.Add(PaddedBytes(graph.values()[id].type));
   const auto buffer_of = [&](ValueId id) { return buffers[static_cast<size_t>(id.value())]; };
   const auto each_node = [&](auto&& fn) {
     for (size_t n = 0; n < graph.nodes().size(); ++n) fn(graph.nodes()[n], static_cast<int>(n));

@@ -9,7 +9,8 @@
 namespace tutti {
 namespace {
 
-// A program whose operands are >= 0: index of an input, < 0: ~k, the result of instruction k. Independent of the input count.
+// A program whose operands are >= 0: index of an input, < 0: ~k, the result of instruction k. Independent of the input
+// count.
 struct Draft {
   std::vector<ValueId> inputs;
   std::vector<PointwiseInstruction> code;
@@ -94,7 +95,8 @@ class PointwiseFuser {
     return OkStatus();
   }
 
-  // The operand for `input`: its maker's program where that one is pointwise and only we read it, else the value itself.
+  // The operand for `input`: its maker's program where that one is pointwise and only we read it, else the value
+  // itself.
   int TakeIn(ValueId input, size_t more_code, size_t more_inputs, Draft* draft) {
     const Node* producer = Producer(graph_, input);
     const auto found = drafts_.find(producer);

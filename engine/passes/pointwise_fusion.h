@@ -1,4 +1,5 @@
-// Chains and small trees of pointwise nodes of one shape, each value read once, become one `pointwise` node: one pass over memory.
+// Chains and small trees of pointwise nodes of one shape, each value read once, become one `pointwise` node: one pass
+// over memory.
 #pragma once
 
 #include "base/status.h"

@@ -1,4 +1,5 @@
-// Rebuilds a graph node by node: what passes are written with. Ids of the old graph go in, the rewriter keeps track of the new ones.
+// Rebuilds a graph node by node: what passes are written with. Ids of the old graph go in, the rewriter keeps track of
+// the new ones.
 #pragma once
 
 #include <string>
@@ -16,9 +17,10 @@ class Rewriter {
 
   // The node as it is.
   void Copy(const Node& node);
-  // A node whose inputs and outputs are values of the old graph; each output takes the place of that value (its type stays).
-  void Emit(const std::string& op, const std::string& path, const std::vector<ValueId>& inputs, const std::vector<ValueId>& outputs,
-            const Attributes& attributes);
+  // A node whose inputs and outputs are values of the old graph; each output takes the place of that value (its type
+  // stays).
+  void Emit(const std::string& op, const std::string& path, const std::vector<ValueId>& inputs,
+            const std::vector<ValueId>& outputs, const Attributes& attributes);
   // `old` becomes `fresh`, a value of the new graph.
   void Bind(ValueId old, ValueId fresh) { map_[static_cast<size_t>(old.value())] = fresh; }
   // A value of the old graph in the new one.

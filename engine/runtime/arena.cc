@@ -20,7 +20,8 @@ int64_t PageBytes() { return sysconf(_SC_PAGESIZE); }
 
 int64_t ArenaLayout::Reserve(std::string name, int64_t bytes) {
   TUTTI_CHECK(bytes >= 0, "region {} of {} bytes", name, bytes);
-  const bool fresh = std::none_of(regions_.begin(), regions_.end(), [&](const Region& region) { return region.name == name; });
+  const bool fresh =
+      std::none_of(regions_.begin(), regions_.end(), [&](const Region& region) { return region.name == name; });
   TUTTI_CHECK(fresh, "two regions are named {}", name);
   const int64_t offset = end_;
   regions_.push_back({std::move(name), offset, bytes});

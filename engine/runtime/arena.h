@@ -32,7 +32,8 @@ class ArenaLayout {
 // Move-only owner of the mapping.
 class Arena {
  public:
-  // Maps and touches every page (zeroes), so that no page fault is left for the step loop. RESOURCE_EXHAUSTED names the size.
+  // Maps and touches every page (zeroes), so that no page fault is left for the step loop. RESOURCE_EXHAUSTED names the
+  // size.
   static StatusOr<Arena> Create(const ArenaLayout& layout);
   Arena(Arena&& other) noexcept;
   Arena& operator=(Arena&& other) noexcept;
@@ -45,7 +46,8 @@ class Arena {
     return static_cast<T*>(Find(region));
   }
   const ArenaLayout& layout() const { return layout_; }
-  // Pages of the mapping that the kernel holds in memory now, in bytes (mincore): the measurement that the plan is compared with.
+  // Pages of the mapping that the kernel holds in memory now, in bytes (mincore): the measurement that the plan is
+  // compared with.
   StatusOr<int64_t> MeasureResidentBytes() const;
 
  private:

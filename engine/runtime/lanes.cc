@@ -39,7 +39,8 @@ void PinCallingThread(const std::vector<int>& cores) {
 
 }  // namespace
 
-// A call is published by raising `call`; lanes that have run it raise `done`. Waiting is std::atomic's: a short spin, then a futex.
+// A call is published by raising `call`; lanes that have run it raise `done`. Waiting is std::atomic's: a short spin,
+// then a futex.
 struct LanePool::Impl {
   LaneOptions options;
   void (*fn)(void*, int) = nullptr;

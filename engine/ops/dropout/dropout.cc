@@ -17,16 +17,17 @@ StatusOr<std::vector<TensorType>> Infer(const Node& node, Types inputs) {
   const DType expected[] = {DType::kU64, DType::kI64, DType::kI64};
   for (size_t i = 1; i < 4; ++i)
     if (inputs[i].dtype != expected[i - 1] || inputs[i].elements() != 1)
-      return OpError(node, fmt::format("found input {} {}, expected a scalar {}", i, ToString(inputs[i]), Name(expected[i - 1])));
+      return OpError(
+          node, fmt::format("found input {} {}, expected a scalar {}", i, ToString(inputs[i]), Name(expected[i - 1])));
   return std::vector<TensorType>{inputs[0]};
 }
 
 StatusOr<std::vector<ValueId>> Gradient(const GradientContext& context) {
   const Node& node = *context.node;
-  TUTTI_ASSIGN_OR_RETURN(
-      const ValueId dx,
-      context.builder->Add1("dropout", node.path, {context.output_gradients[0], node.inputs[1], node.inputs[2], node.inputs[3]},
-                            node.attributes));
+  TUTTI_ASSIGN_OR_RETURN(const ValueId dx, context.builder->Add1("dropout", node.path,
+                                                                 {context.output_gradients[0], node.inputs[1],
+                                                                  node.inputs[2], node.inputs[3]},
+                                                                 node.attributes));
   return std::vector<ValueId>{dx, kNoValue, kNoValue, kNoValue};
 }
 

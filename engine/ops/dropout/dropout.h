@@ -1,7 +1,7 @@
-// dropout(x, seed u64, batch_index i64, first_row i64) {rate, key}: y = x * keep / (1 - rate). The mask is a pure function of (seed,
-// key, batch index, row in the global batch, element in the row): Philox keyed by (seed, key), counted by (element / 4,
-// first_row + row, batch index); word element % 4 decides. So it does not depend on rank, micro-batch, layout or replay. The gradient
-// is the same op on dy. `key` is the layer's path.
+// dropout(x, seed u64, batch_index i64, first_row i64) {rate, key}: y = x * keep / (1 - rate). The mask is a pure
+// function of (seed, key, batch index, row in the global batch, element in the row): Philox keyed by (seed, key),
+// counted by (element / 4, first_row + row, batch index); word element % 4 decides. So it does not depend on rank,
+// micro-batch, layout or replay. The gradient is the same op on dy. `key` is the layer's path.
 #pragma once
 
 #include <cstdint>

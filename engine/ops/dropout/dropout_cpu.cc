@@ -37,8 +37,8 @@ TUTTI_VECTORIZE void PhiloxRow(PhiloxKey key, PhiloxCounter counter, uint32_t (*
   }
 }
 
-TUTTI_VECTORIZE void ApplyMask(const float* x, float* y, int64_t n, const uint32_t (*words)[kBlocks], uint32_t threshold,
-                               float scale) {
+TUTTI_VECTORIZE void ApplyMask(const float* x, float* y, int64_t n, const uint32_t (*words)[kBlocks],
+                               uint32_t threshold, float scale) {
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) y[i] = (words[i % 4][i / 4] >> 8) >= threshold ? x[i] * scale : 0.0f;
 }

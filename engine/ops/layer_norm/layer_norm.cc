@@ -42,10 +42,12 @@ StatusOr<std::vector<TensorType>> InferGrad(const Node& node, Types inputs) {
 
 StatusOr<std::vector<ValueId>> Gradient(const GradientContext& context) {
   const Node& node = *context.node;
-  if (context.output_gradients[0] == kNoValue || context.output_gradients[1] != kNoValue || context.output_gradients[2] != kNoValue)
+  if (context.output_gradients[0] == kNoValue || context.output_gradients[1] != kNoValue ||
+      context.output_gradients[2] != kNoValue)
     return OpError(node, "only y has a gradient; mean and inverse_deviation have none");
-  return context.builder->Add("layer_norm_grad", node.path,
-                              {context.output_gradients[0], node.inputs[0], node.inputs[1], node.outputs[1], node.outputs[2]});
+  return context.builder->Add(
+      "layer_norm_grad", node.path,
+      {context.output_gradients[0], node.inputs[0], node.inputs[1], node.outputs[1], node.outputs[2]});
 }
 
 OpCost Cost(const Node&, Types inputs, Types) {

@@ -12,7 +12,8 @@ namespace {
 constexpr int64_t kPartials = 8;
 
 double FoldPartials(const double* partials) {
-  return ((partials[0] + partials[4]) + (partials[2] + partials[6])) + ((partials[1] + partials[5]) + (partials[3] + partials[7]));
+  return ((partials[0] + partials[4]) + (partials[2] + partials[6])) +
+         ((partials[1] + partials[5]) + (partials[3] + partials[7]));
 }
 
 struct Moments {
@@ -37,12 +38,14 @@ TUTTI_VECTORIZE Moments RowMoments(const float* x, int64_t n, float epsilon) {
   return {static_cast<float>(mean), static_cast<float>(1.0 / std::sqrt(variance + static_cast<double>(epsilon)))};
 }
 
-TUTTI_VECTORIZE void NormalizeRow(const float* x, const float* scale, const float* shift, Moments m, float* y, int64_t n) {
+TUTTI_VECTORIZE void NormalizeRow(const float* x, const float* scale, const float* shift, Moments m, float* y,
+                                  int64_t n) {
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) y[i] = (x[i] - m.mean) * m.inverse_deviation * scale[i] + shift[i];
 }
 
-// dx = inverse_deviation * (g - mean(g) - xhat * mean(g * xhat)), g = dy * scale, xhat = (x - mean) * inverse_deviation.
+// dx = inverse_deviation * (g - mean(g) - xhat * mean(g * xhat)), g = dy * scale, xhat = (x - mean) *
+// inverse_deviation.
 TUTTI_VECTORIZE void RowGradient(const float* dy, const float* x, const float* scale, Moments m, float* dx, int64_t n) {
   double sums[kPartials] = {}, products[kPartials] = {};
   for (int64_t i = 0; i < n; i += kPartials) {

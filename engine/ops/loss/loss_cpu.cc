@@ -40,15 +40,15 @@ TUTTI_VECTORIZE void ScaleRow(float* e, float factor, int64_t n) {
 }
 
 struct RowInputs {
-  const float* x;         // (K)
-  int64_t label;          // -1: none
-  const float* target;    // (K) or null
+  const float* x;       // (K)
+  int64_t label;        // -1: none
+  const float* target;  // (K) or null
   float weight;
   float inverse_valid;
 };
 
 struct RowResult {
-  double loss = 0;        // weighted
+  double loss = 0;  // weighted
   double correct = 0;
 };
 
@@ -121,8 +121,8 @@ class LossKernel : public CpuKernel {
                   static_cast<const float*>(args.inputs[2])[r], *static_cast<const float*>(args.inputs[3])};
     if (has_labels_) {
       row.label = static_cast<const int32_t*>(args.inputs[1])[r];
-      TUTTI_CHECK(row.weight == 0 || (row.label >= 0 && row.label < classes_), "row {} has label {}, expected 0..{}", r, row.label,
-                  classes_ - 1);
+      TUTTI_CHECK(row.weight == 0 || (row.label >= 0 && row.label < classes_), "row {} has label {}, expected 0..{}", r,
+                  row.label, classes_ - 1);
     } else {
       row.target = static_cast<const float*>(args.inputs[1]) + r * classes_;
     }
@@ -143,7 +143,8 @@ KernelFactory PlanWith(RowFn row) {
     plan.in_place = {{2, 0}};
     plan.scratch_bytes = x.dims[0] * static_cast<int64_t>(sizeof(RowResult));
     plan.implementation = "tutti loss";
-    plan.kernel = std::make_unique<LossKernel>(row, x, request.input_type(1).dtype == DType::kI32, request.context.threads);
+    plan.kernel =
+        std::make_unique<LossKernel>(row, x, request.input_type(1).dtype == DType::kI32, request.context.threads);
     return plan;
   };
 }

@@ -1,5 +1,5 @@
-// Elementary functions as straight-line f32 code that compilers vectorise; equal bits for every instruction set (no fused
-// multiply-add, no library call). Errors are in units of the last place unless said otherwise.
+// Elementary functions as straight-line f32 code that compilers vectorise; equal bits for every instruction set (no
+// fused multiply-add, no library call). Errors are in units of the last place unless said otherwise.
 #pragma once
 
 #include <bit>
@@ -8,8 +8,8 @@
 
 namespace tutti {
 
-// e^x, 2 ulp on [-87.3, 88.3]; clamped outside. Range reduction x = n ln 2 + r, then a polynomial of degree 6 in r (Taylor with
-// coefficients fitted for [-ln2/2, ln2/2], as in the Cephes library's expf).
+// e^x, 2 ulp on [-87.3, 88.3]; clamped outside. Range reduction x = n ln 2 + r, then a polynomial of degree 6 in r
+// (Taylor with coefficients fitted for [-ln2/2, ln2/2], as in the Cephes library's expf).
 inline float FastExp(float x) {
   x = x < -87.3f ? -87.3f : x;
   x = x > 88.3f ? 88.3f : x;
@@ -45,8 +45,8 @@ inline float FastTanh(float x) {
 
 inline float FastSigmoid(float x) { return 1.0f / (1.0f + FastExp(-x)); }
 
-// The standard normal distribution function, 0.5 * erfc(-x / sqrt 2): 2e-7 of its value for |x| < 9. erfc(z) = t e^(-z^2 + P(t)),
-// t = 1 / (1 + z / 2) (Numerical Recipes, "erfcc", fractional error below 1.2e-7).
+// The standard normal distribution function, 0.5 * erfc(-x / sqrt 2): 4 + x^2 ulp. erfc(z) = t e^(-z^2 + P(t)), t = 1 /
+// (1 + z / 2) (Numerical Recipes, "erfcc", fractional error below 1.2e-7).
 inline float NormalCdf(float x) {
   const float z = std::fabs(x) * 0.70710678118654752f;
   const float t = 1.0f / (1.0f + 0.5f * z);

@@ -10,11 +10,13 @@ using Types = std::span<const TensorType>;
 
 StatusOr<std::vector<TensorType>> InferPointwise(const Node& node, Types inputs) {
   TUTTI_ASSIGN_OR_RETURN(const PointwiseProgram program, ProgramOf(node));
-  if (node.op != "pointwise") TUTTI_RETURN_IF_ERROR(ExpectInputs(node, inputs.size(), static_cast<size_t>(Arity(program.code[0].op))));
+  if (node.op != "pointwise")
+    TUTTI_RETURN_IF_ERROR(ExpectInputs(node, inputs.size(), static_cast<size_t>(Arity(program.code[0].op))));
   for (const TensorType& type : inputs) {
     if (type.dtype != DType::kF32) return OpError(node, fmt::format("found an input {}, expected f32", ToString(type)));
     if (type.dims != inputs[0].dims)
-      return OpError(node, fmt::format("found inputs {} and {}, expected equal shapes", ToString(inputs[0]), ToString(type)));
+      return OpError(node,
+                     fmt::format("found inputs {} and {}, expected equal shapes", ToString(inputs[0]), ToString(type)));
   }
   return std::vector<TensorType>{inputs[0]};
 }
@@ -36,7 +38,8 @@ using Gradients = StatusOr<std::vector<ValueId>>;
 Gradients UnaryGradient(const GradientContext& context, bool of_output) {
   const Node& node = *context.node;
   const ValueId seen = of_output ? node.outputs[0] : node.inputs[0];
-  TUTTI_ASSIGN_OR_RETURN(const ValueId dx, context.builder->Add1(node.op + "_grad", node.path, {context.output_gradients[0], seen}));
+  TUTTI_ASSIGN_OR_RETURN(const ValueId dx,
+                         context.builder->Add1(node.op + "_grad", node.path, {context.output_gradients[0], seen}));
   return std::vector<ValueId>{dx};
 }
 Gradients GradientFromOutput(const GradientContext& context) { return UnaryGradient(context, true); }
@@ -74,17 +77,23 @@ OpDef Define(std::string_view name, int inputs, decltype(OpDef::gradient) gradie
 
 decltype(OpDef::gradient) GradientRule(PointwiseOp op) {
   switch (op) {
-    case PointwiseOp::kAdd: return AddGradient;
-    case PointwiseOp::kMul: return MulGradient;
-    case PointwiseOp::kScale: return ScaleGradient;
-    case PointwiseOp::kGelu: return GradientFromInput;
+    case PointwiseOp::kAdd:
+      return AddGradient;
+    case PointwiseOp::kMul:
+      return MulGradient;
+    case PointwiseOp::kScale:
+      return ScaleGradient;
+    case PointwiseOp::kGelu:
+      return GradientFromInput;
     case PointwiseOp::kRelu:
     case PointwiseOp::kTanh:
-    case PointwiseOp::kSigmoid: return GradientFromOutput;
+    case PointwiseOp::kSigmoid:
+      return GradientFromOutput;
     case PointwiseOp::kReluGrad:
     case PointwiseOp::kGeluGrad:
     case PointwiseOp::kTanhGrad:
-    case PointwiseOp::kSigmoidGrad: return nullptr;
+    case PointwiseOp::kSigmoidGrad:
+      return nullptr;
   }
   return nullptr;
 }

@@ -9,19 +9,19 @@
 namespace tutti {
 namespace {
 
-constexpr int64_t kBlock = 512;          // elements; temporaries of a block stay in the first-level cache
+constexpr int64_t kBlock = 512;                 // elements; temporaries of a block stay in the first-level cache
 constexpr int64_t kParallelBlock = 8 * kBlock;  // what one thread takes at least
 
 // One loop per instruction. y may be a or b (written in place): no element depends on another.
 using BlockFn = void (*)(const float* a, const float* b, float* y, int64_t n, float factor);
 
-#define TUTTI_BLOCK(Name, expression)                                                                              \
-  TUTTI_VECTORIZE void Name(const float* a, const float* b, float* y, int64_t n, [[maybe_unused]] float factor) {  \
-    _Pragma("GCC ivdep") for (int64_t i = 0; i < n; ++i) {                                                         \
-      const float u = a[i];                                                                                        \
-      [[maybe_unused]] const float v = b[i];                                                                       \
-      y[i] = (expression);                                                                                         \
-    }                                                                                                              \
+#define TUTTI_BLOCK(Name, expression)                                                                             \
+  TUTTI_VECTORIZE void Name(const float* a, const float* b, float* y, int64_t n, [[maybe_unused]] float factor) { \
+    _Pragma("GCC ivdep") for (int64_t i = 0; i < n; ++i) {                                                        \
+      const float u = a[i];                                                                                       \
+      [[maybe_unused]] const float v = b[i];                                                                      \
+      y[i] = (expression);                                                                                        \
+    }                                                                                                             \
   }
 TUTTI_BLOCK(BlockAdd, u + v)
 TUTTI_BLOCK(BlockMul, u* v)
@@ -36,8 +36,9 @@ TUTTI_BLOCK(BlockSigmoid, FastSigmoid(u))
 TUTTI_BLOCK(BlockSigmoidGrad, u*(v*(1.0f - v)))
 #undef TUTTI_BLOCK
 
-constexpr std::array<BlockFn, kPointwiseOps> kBlocks = {BlockAdd,      BlockMul,  BlockScale,    BlockRelu,    BlockReluGrad,   BlockGelu,
-                                                        BlockGeluGrad, BlockTanh, BlockTanhGrad, BlockSigmoid, BlockSigmoidGrad};
+constexpr std::array<BlockFn, kPointwiseOps> kBlocks = {BlockAdd,      BlockMul,     BlockScale,      BlockRelu,
+                                                        BlockReluGrad, BlockGelu,    BlockGeluGrad,   BlockTanh,
+                                                        BlockTanhGrad, BlockSigmoid, BlockSigmoidGrad};
 
 // Runs the program on elements [begin, begin + n), n <= kBlock.
 void RunBlock(const PointwiseProgram& program, const float* const* inputs, float* output, int64_t begin, int64_t n) {
@@ -61,7 +62,8 @@ class PointwiseKernel : public CpuKernel {
 
   void Run(const KernelArgs& args) override {
     std::array<const float*, kMaxPointwiseInputs> inputs{};
-    for (int i = 0; i < program_.inputs; ++i) inputs[static_cast<size_t>(i)] = static_cast<const float*>(args.inputs[i]);
+    for (int i = 0; i < program_.inputs; ++i)
+      inputs[static_cast<size_t>(i)] = static_cast<const float*>(args.inputs[i]);
     auto* output = static_cast<float*>(args.outputs[0]);
     const int64_t pieces = (elements_ + kParallelBlock - 1) / kParallelBlock;
     ParallelFor(threads_, pieces, [&](int64_t piece) {
@@ -83,8 +85,8 @@ bool KeepsZero(const PointwiseProgram& program) {
   return EvaluatePointwise(program, std::span(zeros).first(static_cast<size_t>(program.inputs))) == 0;
 }
 
-// The layout that all inputs and the output share: a demanded one, else the first blocked one (its neighbours will want it too),
-// else plain.
+// The layout that all inputs and the output share: a demanded one, else the first blocked one (its neighbours will want
+// it too), else plain.
 CpuLayout SharedLayout(const KernelRequest& request, const PointwiseProgram& program) {
   const CpuLayout plain = PlainLayout(request.output_type(0));
   const bool may_pad = KeepsZero(program);
@@ -105,7 +107,8 @@ StatusOr<KernelPlan> PlanPointwise(const KernelRequest& request) {
   plan.output_layouts = {layout};
   for (int i = 0; i < program.inputs; ++i) plan.in_place.push_back({0, i});
   plan.implementation = "tutti pointwise";
-  plan.kernel = std::make_unique<PointwiseKernel>(std::move(program), layout.bytes / SizeOf(DType::kF32), request.context.threads);
+  plan.kernel = std::make_unique<PointwiseKernel>(std::move(program), layout.bytes / SizeOf(DType::kF32),
+                                                  request.context.threads);
   return plan;
 }
 

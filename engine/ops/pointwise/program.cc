@@ -78,9 +78,10 @@ StatusOr<PointwiseProgram> ParsePointwise(std::string_view text, int inputs) {
     TUTTI_ASSIGN_OR_RETURN(PointwiseInstruction instruction, ParseInstruction(piece, operands));
     program.code.push_back(instruction);
   }
-  if (program.code.empty() || program.code.size() > kMaxPointwiseInstructions || inputs < 1 || inputs > kMaxPointwiseInputs)
-    return InvalidArgument("pointwise program: {} instructions on {} inputs, expected 1 to {} on 1 to {}", program.code.size(),
-                           inputs, kMaxPointwiseInstructions, kMaxPointwiseInputs);
+  if (program.code.empty() || program.code.size() > kMaxPointwiseInstructions || inputs < 1 ||
+      inputs > kMaxPointwiseInputs)
+    return InvalidArgument("pointwise program: {} instructions on {} inputs, expected 1 to {} on 1 to {}",
+                           program.code.size(), inputs, kMaxPointwiseInstructions, kMaxPointwiseInputs);
   return program;
 }
 

@@ -1,4 +1,5 @@
-// What a pointwise node computes for each element: a short straight-line program. One-op nodes ("relu", "add") and fused chains
+// What a pointwise node computes for each element: a short straight-line program. One-op nodes ("relu", "add") and
+// fused chains
 // ("pointwise") are the same thing to the kernels.
 #pragma once
 
@@ -13,15 +14,15 @@
 namespace tutti {
 
 enum class PointwiseOp : uint8_t {
-  kAdd,          // a + b
-  kMul,          // a * b
-  kScale,        // a * factor
-  kRelu,         // max(a, 0)
-  kReluGrad,     // b > 0 ? a : 0           (a: dy, b: y)
-  kGelu,         // a * Phi(a), Phi the normal distribution function (with erf, not the tanh approximation)
-  kGeluGrad,     // a * (Phi(b) + b * phi(b))  (a: dy, b: x)
+  kAdd,       // a + b
+  kMul,       // a * b
+  kScale,     // a * factor
+  kRelu,      // max(a, 0)
+  kReluGrad,  // b > 0 ? a : 0           (a: dy, b: y)
+  kGelu,      // a * Phi(a), Phi the normal distribution function (with erf, not the tanh approximation)
+  kGeluGrad,  // a * (Phi(b) + b * phi(b))  (a: dy, b: x)
   kTanh,
-  kTanhGrad,     // a * (1 - b^2)           (b: y)
+  kTanhGrad,  // a * (1 - b^2)           (b: y)
   kSigmoid,
   kSigmoidGrad,  // a * b * (1 - b)         (b: y)
 };
@@ -31,7 +32,8 @@ std::string_view Name(PointwiseOp op);  // the name of the one-op node
 int Arity(PointwiseOp op);              // operands, 1 or 2
 double Flops(PointwiseOp op);           // of one element, for cost estimates
 
-// Operands: 0 .. inputs - 1 are the node's inputs, inputs + k is the result of instruction k. The last result is the output.
+// Operands: 0 .. inputs - 1 are the node's inputs, inputs + k is the result of instruction k. The last result is the
+// output.
 struct PointwiseInstruction {
   PointwiseOp op;
   int a = 0;

@@ -12,7 +12,8 @@ StatusOr<std::vector<TensorType>> InferReshape(const Node& node, Types inputs) {
   TUTTI_RETURN_IF_ERROR(ExpectInputs(node, inputs.size(), 1));
   TensorType output{inputs[0].dtype, IntsAttribute(node, "dims")};
   if (output.elements() != inputs[0].elements())
-    return OpError(node, fmt::format("found {}, expected {} elements for {}", ToString(inputs[0]), output.elements(), ToString(output)));
+    return OpError(node, fmt::format("found {}, expected {} elements for {}", ToString(inputs[0]), output.elements(),
+                                     ToString(output)));
   return std::vector<TensorType>{std::move(output)};
 }
 

@@ -1,4 +1,5 @@
-// reshape(x) {dims}: the same elements in logical row-major order under other dims. flatten(x): (N, ...) -> (N, product). Any dtype.
+// reshape(x) {dims}: the same elements in logical row-major order under other dims. flatten(x): (N, ...) -> (N,
+// product). Any dtype.
 #pragma once
 
 #include "engine/ops/op.h"

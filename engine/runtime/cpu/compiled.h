@@ -19,7 +19,7 @@ struct CompiledStep {
   std::unique_ptr<CpuKernel> kernel;
   std::string op, path, implementation;
   std::vector<Place> inputs, outputs;
-  std::vector<size_t> completed;   // output externals that are final after this step
+  std::vector<size_t> completed;  // output externals that are final after this step
 };
 
 struct CompiledProgram {

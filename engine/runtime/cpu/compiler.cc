@@ -1,5 +1,5 @@
-// Walks the graph in order, asks each node's factory for a plan, puts reorders between layouts that differ, and lays all
-// intermediates out in one workspace.
+// Walks the graph in order, asks each node's factory for a plan, puts reorders between layouts that differ, and lays
+// all intermediates out in one workspace.
 #include <omp.h>
 
 #include <algorithm>
@@ -40,7 +40,11 @@ struct DraftStep {
 class Compiler {
  public:
   Compiler(const Graph& graph, const KernelRegistry& kernels, const CompileOptions& options)
-      : graph_(graph), kernels_(kernels), options_(options), copies_(graph.values().size()), output_of_(graph.values().size(), -1) {}
+      : graph_(graph),
+        kernels_(kernels),
+        options_(options),
+        copies_(graph.values().size()),
+        output_of_(graph.values().size(), -1) {}
 
   StatusOr<CompiledProgram> Run() {
     AddExternals();
@@ -71,14 +75,16 @@ class Compiler {
     }
   }
 
-  // The layout that output `output` must have; nullopt: of no consequence yet (a gradient of a parameter that nobody laid out).
+  // The layout that output `output` must have; nullopt: of no consequence yet (a gradient of a parameter that nobody
+  // laid out).
   CpuLayout DemandedLayout(const Output& output) const {
     const auto given = options_.output_layouts.find(output.name);
     if (given != options_.output_layouts.end()) return given->second;
     std::string like = output.alias;
     if (like.empty() && output.name.starts_with(kGradientPrefix)) like = output.name.substr(kGradientPrefix.size());
     const auto input = input_externals_.find(like);
-    if (input != input_externals_.end() && externals_[static_cast<size_t>(input->second)].type == graph_.value(output.value).type)
+    if (input != input_externals_.end() &&
+        externals_[static_cast<size_t>(input->second)].type == graph_.value(output.value).type)
       return externals_[static_cast<size_t>(input->second)].layout;
     return PlainLayout(graph_.value(output.value).type);
   }
@@ -98,7 +104,8 @@ class Compiler {
     const StatusOr<const KernelFactory*> factory = kernels_.Find(node.op);
     if (!factory.ok()) return Unimplemented("{} {}: {}", node.path, node.op, Message(factory.status()));
     TUTTI_ASSIGN_OR_RETURN(KernelPlan plan, (**factory)({&graph_, &node, inputs, outputs, {options_.threads}}));
-    if (plan.input_layouts.size() != node.inputs.size() || plan.output_layouts.size() != node.outputs.size() || !plan.kernel)
+    if (plan.input_layouts.size() != node.inputs.size() || plan.output_layouts.size() != node.outputs.size() ||
+        !plan.kernel)
       return Internal("{} {}: the kernel's plan has {} inputs and {} outputs, expected {} and {}", node.path, node.op,
                       plan.input_layouts.size(), plan.output_layouts.size(), node.inputs.size(), node.outputs.size());
     DraftStep step{std::move(plan), node.op, node.path, {}, {}, {}};
@@ -132,7 +139,8 @@ class Compiler {
     return OkStatus();
   }
 
-  // Gives the step's outputs memory, and where one may not be written in place of the graph's output, copies it there afterwards.
+  // Gives the step's outputs memory, and where one may not be written in place of the graph's output, copies it there
+  // afterwards.
   Status PlaceOutputs(const Node& node, DraftStep step, const std::vector<std::optional<CpuLayout>>& demanded) {
     std::vector<std::pair<StoredCopy, StoredCopy>> moves;
     std::vector<size_t> moved;
@@ -169,7 +177,8 @@ class Compiler {
     for (size_t i = 0; i < node.inputs.size(); ++i) {
       const std::pair<int, int> pair(static_cast<int>(k), static_cast<int>(i));
       const auto& allowed = step.plan.in_place;
-      if (step.inputs[i].external == input && std::find(allowed.begin(), allowed.end(), pair) == allowed.end()) return true;
+      if (step.inputs[i].external == input && std::find(allowed.begin(), allowed.end(), pair) == allowed.end())
+        return true;
     }
     return false;
   }
@@ -197,15 +206,17 @@ class Compiler {
       std::vector<int> operands;
       for (const Memory& memory : step.inputs) operands.push_back(memory.buffer);
       const auto both_inside = [&](const std::pair<int, int>& pair) {
-        return step.outputs[static_cast<size_t>(pair.first)].buffer >= 0 && operands[static_cast<size_t>(pair.second)] >= 0;
+        return step.outputs[static_cast<size_t>(pair.first)].buffer >= 0 &&
+               operands[static_cast<size_t>(pair.second)] >= 0;
       };
       for (const auto& pair : step.plan.views)
         if (both_inside(pair))
-          buffers_.ShareView(step.outputs[static_cast<size_t>(pair.first)].buffer, operands[static_cast<size_t>(pair.second)]);
+          buffers_.ShareView(step.outputs[static_cast<size_t>(pair.first)].buffer,
+                             operands[static_cast<size_t>(pair.second)]);
       for (const auto& pair : step.plan.in_place)
         if (both_inside(pair))
-          buffers_.ShareInPlace(step.outputs[static_cast<size_t>(pair.first)].buffer, operands[static_cast<size_t>(pair.second)],
-                                static_cast<int>(s), operands);
+          buffers_.ShareInPlace(step.outputs[static_cast<size_t>(pair.first)].buffer,
+                                operands[static_cast<size_t>(pair.second)], static_cast<int>(s), operands);
     }
   }
 
@@ -240,9 +251,9 @@ class Compiler {
   const CompileOptions& options_;
   std::vector<ExternalValue> externals_;
   std::map<std::string, int> input_externals_;
-  std::vector<const Output*> outputs_;                  // of externals after the inputs
-  std::vector<std::vector<StoredCopy>> copies_;         // by value
-  std::vector<int> output_of_;                          // by value: its external, or -1
+  std::vector<const Output*> outputs_;           // of externals after the inputs
+  std::vector<std::vector<StoredCopy>> copies_;  // by value
+  std::vector<int> output_of_;                   // by value: its external, or -1
   std::vector<DraftStep> steps_;
   BufferTable buffers_;
 };

@@ -63,7 +63,9 @@ dnnl::memory::desc AnyDesc(const std::vector<int64_t>& dims) {
 
 dnnl::memory::desc PlainDesc(const std::vector<int64_t>& dims) { return DenseDesc(dims); }
 
-std::string ImplementationName(const dnnl::primitive_desc_base& desc) { return fmt::format("oneDNN {}", desc.impl_info_str()); }
+std::string ImplementationName(const dnnl::primitive_desc_base& desc) {
+  return fmt::format("oneDNN {}", desc.impl_info_str());
+}
 
 bool IsReference(const dnnl::primitive_desc_base& desc) {
   const char* name = desc.impl_info_str();

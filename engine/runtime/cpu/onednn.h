@@ -15,7 +15,8 @@ CpuLayout FromDesc(const dnnl::memory::desc& desc);
 dnnl::memory::desc AnyDesc(const std::vector<int64_t>& dims);
 dnnl::memory::desc PlainDesc(const std::vector<int64_t>& dims);
 
-// "oneDNN brgconv:avx2" of a primitive description, and whether it is one of the reference implementations (too slow: use own code).
+// "oneDNN brgconv:avx2" of a primitive description, and whether it is one of the reference implementations (too slow:
+// use own code).
 std::string ImplementationName(const dnnl::primitive_desc_base& desc);
 bool IsReference(const dnnl::primitive_desc_base& desc);
 

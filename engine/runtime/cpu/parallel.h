@@ -1,12 +1,14 @@
-// Loops of own kernels. What a loop computes never depends on the number of threads: work is cut into fixed blocks or rows.
+// Loops of own kernels. What a loop computes never depends on the number of threads: work is cut into fixed blocks or
+// rows.
 #pragma once
 
 #include <cstdint>
 
 namespace tutti {
 
-// On functions that the compiler should vectorise for several instruction sets (chosen when the program starts). They must not
-// reduce floats in a loop: the order would depend on nothing here (no -ffast-math), but it would not vectorise.
+// On functions that the compiler should vectorise for several instruction sets (chosen when the program starts). They
+// must not reduce floats in a loop: the order would depend on nothing here (no -ffast-math), but it would not
+// vectorise.
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define TUTTI_VECTORIZE __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
 #else

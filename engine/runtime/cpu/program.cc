@@ -72,11 +72,14 @@ class CompiledCpuProgram : public CpuProgram {
 
   // Fills the kernels' pointer tables; nothing to do where the caller gives the same memory as last time.
   void Bind(std::span<void* const> memory, void* workspace) {
-    TUTTI_CHECK(memory.size() == bound_memory_.size(), "{} externals given, expected {}", memory.size(), bound_memory_.size());
-    if (bound_ && workspace == bound_workspace_ && std::equal(memory.begin(), memory.end(), bound_memory_.begin())) return;
+    TUTTI_CHECK(memory.size() == bound_memory_.size(), "{} externals given, expected {}", memory.size(),
+                bound_memory_.size());
+    if (bound_ && workspace == bound_workspace_ && std::equal(memory.begin(), memory.end(), bound_memory_.begin()))
+      return;
     TUTTI_CHECK(IsAligned(workspace), "the workspace is not aligned");
     for (size_t i = 0; i < memory.size(); ++i)
-      TUTTI_CHECK(memory[i] != nullptr && IsAligned(memory[i]), "external {} is absent or not aligned", program_.externals[i].name);
+      TUTTI_CHECK(memory[i] != nullptr && IsAligned(memory[i]), "external {} is absent or not aligned",
+                  program_.externals[i].name);
     size_t at = 0;
     const auto bind = [&](const std::vector<Place>& places) {
       for (const Place& place : places)
@@ -93,7 +96,7 @@ class CompiledCpuProgram : public CpuProgram {
   }
 
   CompiledProgram program_;
-  std::vector<void*> pointers_;        // of all steps in turn: inputs, outputs
+  std::vector<void*> pointers_;  // of all steps in turn: inputs, outputs
   std::vector<void*> bound_memory_;
   void* bound_workspace_ = nullptr;
   bool bound_ = false;

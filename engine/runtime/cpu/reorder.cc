@@ -8,7 +8,8 @@
 namespace tutti {
 namespace {
 
-// Plain memory under the dims that the other side describes (an image tensor and its flattened matrix are the same bytes).
+// Plain memory under the dims that the other side describes (an image tensor and its flattened matrix are the same
+// bytes).
 dnnl::memory::desc DescLike(const CpuLayout& layout, const CpuLayout& other) {
   return layout.plain ? PlainDesc(ToDesc(other).dims()) : ToDesc(layout);
 }
@@ -16,7 +17,9 @@ dnnl::memory::desc DescLike(const CpuLayout& layout, const CpuLayout& other) {
 class CopyKernel : public CpuKernel {
  public:
   explicit CopyKernel(int64_t bytes) : bytes_(bytes) {}
-  void Run(const KernelArgs& args) override { std::memcpy(args.outputs[0], args.inputs[0], static_cast<size_t>(bytes_)); }
+  void Run(const KernelArgs& args) override {
+    std::memcpy(args.outputs[0], args.inputs[0], static_cast<size_t>(bytes_));
+  }
 
  private:
   int64_t bytes_;
@@ -25,7 +28,10 @@ class CopyKernel : public CpuKernel {
 class ReorderKernel : public CpuKernel {
  public:
   ReorderKernel(const dnnl::memory::desc& from, const dnnl::memory::desc& to)
-      : engine_(dnnl::engine::kind::cpu, 0), stream_(engine_), from_(from, engine_, nullptr), to_(to, engine_, nullptr) {
+      : engine_(dnnl::engine::kind::cpu, 0),
+        stream_(engine_),
+        from_(from, engine_, nullptr),
+        to_(to, engine_, nullptr) {
     const dnnl::reorder::primitive_desc desc(engine_, from, engine_, to, UserScratchpad());
     scratch_ = dnnl::memory(desc.scratchpad_desc(), engine_, nullptr);
     scratch_bytes_ = static_cast<int64_t>(desc.scratchpad_desc().get_size());
@@ -92,7 +98,8 @@ StatusOr<KernelPlan> PlanReorder(const CpuLayout& from, const CpuLayout& to) {
     return plan;
   }
   if (!HasDesc(from) || !HasDesc(to))
-    return Internal("no reorder between layouts of {} and {} bytes: the dtype has plain layout only", from.bytes, to.bytes);
+    return Internal("no reorder between layouts of {} and {} bytes: the dtype has plain layout only", from.bytes,
+                    to.bytes);
   return CatchDnnl(Node{"reorder", "runtime", {}, {}, {}}, [&]() -> StatusOr<KernelPlan> {
     if (!from.plain && !to.plain && from.desc.ndims != to.desc.ndims) {
       auto kernel = std::make_unique<TwoStepReorder>(from, to);

@@ -19,8 +19,8 @@ namespace tutti {
 
 struct GradientCheckInput {
   TensorType type;
-  std::vector<double> values = {}; // empty: uniform in [-1, 1), never closer than 0.05 to zero (kinks)
-  bool differentiable = true;      // false, or another dtype than f32: held fixed
+  std::vector<double> values = {};  // empty: uniform in [-1, 1), never closer than 0.05 to zero (kinks)
+  bool differentiable = true;       // false, or another dtype than f32: held fixed
   ValueClass value_class = ValueClass::kParameter;
 };
 
@@ -31,8 +31,8 @@ struct GradientCheck {
   std::vector<int> outputs = {0};  // those that get a random output gradient; the others get none
   // f32 differences: truncation grows with step^2, rounding with 2^-24 * |y| * sqrt(outputs) / step.
   double step = 1.0 / 128;
-  double tolerance = 4e-3;         // relative to max(1, |gradient|)
-  size_t samples = 48;             // elements of each input that are checked, evenly spread
+  double tolerance = 4e-3;  // relative to max(1, |gradient|)
+  size_t samples = 48;      // elements of each input that are checked, evenly spread
   int threads = 1;
 };
 
@@ -78,14 +78,18 @@ inline StatusOr<BuiltCheck> BuildCheck(const GradientCheck& check, const OpRegis
       built.values[name] = RandomValues(type.elements(), 91 + static_cast<uint64_t>(k));
     }
     TUTTI_ASSIGN_OR_RETURN(const OpDef* def, ops.Find(check.op));
-    const Node node = builder.graph().node(builder.graph().value(outputs[0]).producer);  // a copy: adding nodes moves the original
+    const Node node =
+        builder.graph().node(builder.graph().value(outputs[0]).producer);  // a copy: adding nodes moves the original
     TUTTI_ASSIGN_OR_RETURN(std::vector<ValueId> gradients, def->gradient({&builder, &node, cotangents}));
     for (size_t i = 0; i < gradients.size(); ++i)
       if (check.inputs[i].differentiable && check.inputs[i].type.dtype == DType::kF32) {
         if (gradients[i] == kNoValue) return Internal("{}: no gradient for input {}", check.op, i);
         if (builder.type(gradients[i]) != check.inputs[i].type)
           return Internal("{}: gradient of input {} is {}", check.op, i, ToString(builder.type(gradients[i])));
-        builder.AddOutput("grad" + std::to_string(i), gradients[i]);
+        // A copy: rules may give an output gradient back as it is, or the same value twice.
+        TUTTI_ASSIGN_OR_RETURN(const ValueId copy,
+                               builder.Add1("reshape", "op", {gradients[i]}, {{"dims", check.inputs[i].type.dims}}));
+        builder.AddOutput("grad" + std::to_string(i), copy);
       }
   }
   built.graph = builder.Take();

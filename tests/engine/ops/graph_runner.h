@@ -1,4 +1,5 @@
-// Compiles a graph for the CPU and runs it once on values in plain logical order. For tests of ops, passes and the compiler.
+// Compiles a graph for the CPU and runs it once on values in plain logical order. For tests of ops, passes and the
+// compiler.
 #pragma once
 
 #include <cstdlib>
@@ -29,17 +30,21 @@ std::vector<double> CastFrom(const void* from, int64_t count) {
 }
 
 inline void StoreValue(const ExternalValue& external, const std::vector<double>& values, void* memory) {
-  TUTTI_CHECK(static_cast<int64_t>(values.size()) == external.type.elements(), "{}: {} values given, {} expected", external.name,
-              values.size(), external.type.elements());
+  TUTTI_CHECK(static_cast<int64_t>(values.size()) == external.type.elements(), "{}: {} values given, {} expected",
+              external.name, values.size(), external.type.elements());
   switch (external.type.dtype) {
     case DType::kF32: {
       const std::vector<float> plain(values.begin(), values.end());
       return PackFromPlain(plain.data(), external.layout, memory);
     }
-    case DType::kI32: return CastInto<int32_t>(values, memory);
-    case DType::kI64: return CastInto<int64_t>(values, memory);
-    case DType::kU64: return CastInto<uint64_t>(values, memory);
-    case DType::kU8: return CastInto<uint8_t>(values, memory);
+    case DType::kI32:
+      return CastInto<int32_t>(values, memory);
+    case DType::kI64:
+      return CastInto<int64_t>(values, memory);
+    case DType::kU64:
+      return CastInto<uint64_t>(values, memory);
+    case DType::kU8:
+      return CastInto<uint8_t>(values, memory);
   }
 }
 
@@ -51,16 +56,20 @@ inline std::vector<double> LoadValue(const ExternalValue& external, const void* 
       UnpackToPlain(memory, external.layout, plain.data());
       return std::vector<double>(plain.begin(), plain.end());
     }
-    case DType::kI32: return CastFrom<int32_t>(memory, n);
-    case DType::kI64: return CastFrom<int64_t>(memory, n);
-    case DType::kU64: return CastFrom<uint64_t>(memory, n);
-    case DType::kU8: return CastFrom<uint8_t>(memory, n);
+    case DType::kI32:
+      return CastFrom<int32_t>(memory, n);
+    case DType::kI64:
+      return CastFrom<int64_t>(memory, n);
+    case DType::kU64:
+      return CastFrom<uint64_t>(memory, n);
+    case DType::kU8:
+      return CastFrom<uint8_t>(memory, n);
   }
   return {};
 }
 
-// Memory of one program: every external, aliased outputs in their input's place, and the workspace, full of NaN before the first run
-// so that reading what nobody wrote shows.
+// Memory of one program: every external, aliased outputs in their input's place, and the workspace, full of NaN before
+// the first run so that reading what nobody wrote shows.
 class ProgramMemory {
  public:
   ProgramMemory(const Graph& graph, const CpuProgram& program) {
@@ -70,7 +79,8 @@ class ProgramMemory {
         if (external.is_output && output.name == external.name) alias = output.alias;
       void* shared = nullptr;
       for (size_t i = 0; i < pointers_.size(); ++i)
-        if (!alias.empty() && !program.externals()[i].is_output && program.externals()[i].name == alias) shared = pointers_[i];
+        if (!alias.empty() && !program.externals()[i].is_output && program.externals()[i].name == alias)
+          shared = pointers_[i];
       pointers_.push_back(shared != nullptr ? shared : Allocate(external.layout.bytes));
     }
     workspace_ = Allocate(program.workspace_bytes());
