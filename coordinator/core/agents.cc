@@ -95,7 +95,7 @@ void Stepper::Reconcile(NodeEntry& node, const v1::AgentReport& report) {
       v1::AckEvents* ack = welcome->add_acks();
       ack->set_job_id(id);
       ack->set_generation(share.generation());
-      ack->set_sequence(share.acked_sequence());
+      ack->set_sequence(state_.options.mutations.replay_steps ? 0 : share.acked_sequence());
       entry.acks_sent[{share.generation(), share.node()}] = share.acked_sequence();
     }
   }

@@ -115,7 +115,7 @@ void Stepper::Settle(JobEntry& entry) {
     const bool newest = share.generation() == entry.status().generation();
     if (newest && !share.ended() && !share.lost() && !early) return;
   }
-  if (entry.row.final_complete()) {
+  if (entry.row.final_complete() && !state_.options.mutations.forget_final) {
     Finish(entry, v1::JOB_STATE_SUCCEEDED, "Completed", "");
   } else if (entry.status().cancel_requested()) {
     Finish(entry, v1::JOB_STATE_CANCELLED, "Cancelled",
@@ -143,7 +143,8 @@ v1::Failure Stepper::ChooseCause(const JobEntry& entry) const {
     return failure;
   };
   for (const int32_t number : entry.row.bad_ends()) {
-    if (IsCause(status.ranks(number))) return of_rank(number, DescribeEnd(status.ranks(number)));
+    if (!IsCause(status.ranks(number)) && !state_.options.mutations.blame_first_end) continue;
+    return of_rank(number, DescribeEnd(status.ranks(number)));
   }
   if (const int32_t blamed = entry.row.blamed_rank() - 1; blamed >= 0 && blamed < status.ranks_size()) {
     v1::Failure failure = of_rank(blamed, "made no progress: other ranks waited for it in vain");

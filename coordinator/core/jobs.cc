@@ -6,8 +6,8 @@
 #include <map>
 #include <utility>
 
+#include "coordinator/core/cluster.h"
 #include "coordinator/core/stepper.h"
-#include "coordinator/schedule/schedule.h"
 
 namespace tutti::coordinator {
 namespace {
@@ -30,7 +30,12 @@ void ClearGeneration(JobEntry& entry) {
 
 void Stepper::Handle(const CreateJob& event) {
   if (const auto known = state_.job_of_uid.find(event.uid); known != state_.job_of_uid.end()) {
-    const JobEntry& entry = state_.jobs.at(known->second);
+    JobEntry& entry = state_.jobs.at(known->second);
+    const bool adopted = entry.job().spec_digest().empty();  // its digest was never told
+    if (adopted && entry.job().spec().SerializeAsString() == event.spec.SerializeAsString()) {
+      entry.row.mutable_job()->set_spec_digest(event.digest);
+      MarkJob(entry);
+    }
     if (entry.job().spec_digest() == event.digest) return Answer(event.request, entry, false);
     Do(Reply{.request = event.request,
              .status = AlreadyExists("uid {} names job {} with another specification; a new job needs a new uid",
@@ -90,18 +95,16 @@ void Stepper::Handle(const CancelJob& event) {
   Answer(event.request, entry, false);
 }
 
-void Stepper::PlaceWaiting() {
-  state_.schedule_due = false;
-  const Mutations& mutations = state_.options.mutations;
+ClusterView ViewCluster(const State& state) {
   std::map<std::pair<std::string, std::string>, std::string> holders;  // (node, slot) -> job
-  for (const auto& [id, entry] : state_.jobs) {
+  for (const auto& [id, entry] : state.jobs) {
     for (const v1::Share& share : entry.row.shares()) {
-      if (!HoldsSlots(share) || mutations.share_slots) continue;
+      if (!HoldsSlots(share) || state.options.mutations.share_slots) continue;
       for (const std::string& slot : share.slots()) holders[{share.node(), slot}] = id;
     }
   }
   ClusterView cluster;
-  for (const auto& [name, entry] : state_.nodes) {
+  for (const auto& [name, entry] : state.nodes) {
     if (entry.node.state() == v1::NODE_STATE_LOST) continue;
     NodeView node{.name = name, .usable = entry.stream != 0 && entry.node.state() == v1::NODE_STATE_READY, .slots = {}};
     for (const v1::Slot& slot : entry.node.slots()) {
@@ -114,19 +117,27 @@ void Stepper::PlaceWaiting() {
     }
     cluster.nodes.push_back(std::move(node));
   }
+  return cluster;
+}
+
+PlacementRequest RequestOf(const std::string& job_id, const v1::JobSpec& spec) {
+  const v1::Resources& resources = spec.resources();
+  const bool unset = resources.device() == v1::DEVICE_KIND_UNSPECIFIED;
+  return {.job_id = job_id,
+          .ranks = std::max<int64_t>(1, resources.ranks()),
+          .device = unset ? v1::DEVICE_KIND_CPU : resources.device(),
+          .cores_per_rank = resources.cores_per_rank()};
+}
+
+void Stepper::PlaceWaiting() {
+  state_.schedule_due = false;
   std::vector<PlacementRequest> queue;
   for (const std::string& id : state_.live) {
     const JobEntry& entry = state_.jobs.at(id);
-    if (IsActive(entry) || entry.not_before > state_.now) continue;
-    const v1::Resources& resources = entry.job().spec().resources();
-    queue.push_back(
-        {.job_id = id,
-         .ranks = std::max<int64_t>(1, resources.ranks()),
-         .device = resources.device() == v1::DEVICE_KIND_UNSPECIFIED ? v1::DEVICE_KIND_CPU : resources.device(),
-         .cores_per_rank = resources.cores_per_rank()});
+    if (!IsActive(entry) && entry.not_before <= state_.now) queue.push_back(RequestOf(id, entry.job().spec()));
   }
   if (queue.empty()) return;
-  for (Decision& decision : Schedule(cluster, queue, mutations.partial_gang)) {
+  for (Decision& decision : Schedule(ViewCluster(state_), queue, state_.options.mutations.partial_gang)) {
     JobEntry& entry = state_.jobs.at(decision.job_id);
     if (!decision.nodes.empty()) {
       Assign(entry, std::move(decision.nodes), std::move(decision.reasons));
@@ -176,6 +187,7 @@ void Stepper::Assign(JobEntry& entry, std::vector<v1::NodeShare> nodes, std::vec
     *assignment->add_nodes() = std::move(node);
   }
   RememberPlace(entry);
+  status->set_completed_step(status->durable_step());  // what lies above will be made again
   entry.row.set_start_best_step(entry.row.best_step());
   entry.row.set_start_durable_step(status->durable_step());
   entry.progressed = state_.now;

@@ -149,7 +149,8 @@ void Stepper::ApplyStep(JobEntry& entry, const v1::StepRecord& step) {
   entry.longest_step = std::max(entry.longest_step, Nanos(static_cast<int64_t>(std::max(0.0, step.step_ms()) * 1e6)));
   entry.progress[0] = {v1::PHASE_TRAINING, step.step(), state_.now};
   Progressed(entry);
-  status->set_completed_step(std::max(status->completed_step(), step.step()));
+  const bool replay = state_.options.mutations.replay_steps;
+  status->set_completed_step(replay ? step.step() : std::max(status->completed_step(), step.step()));
   entry.row.set_best_step(std::max(entry.row.best_step(), step.step()));
   *status->mutable_last_step() = step;
   if (status->first_step_unix_ms() == 0) {
@@ -231,14 +232,23 @@ void Stepper::OnEnded(NodeEntry& node, const std::string& job_id, int64_t genera
   state_.schedule_due = true;
   if (generation <= entry.row.concluded_generation()) return Forget(entry);
   if (generation != entry.status().generation()) return;
+  bool unknown = false;
   for (v1::RankStatus& rank : *StatusOf(entry)->mutable_ranks()) {
     if (rank.node() != node.node.name() || rank.state() == v1::RANK_STATE_EXITED) continue;
     // Stopped before it began, or its shim is gone with the knowledge of how it ended.
-    const bool began = rank.state() == v1::RANK_STATE_RUNNING;
-    rank.set_state(v1::RANK_STATE_EXITED);
+    unknown |= rank.state() == v1::RANK_STATE_RUNNING && !entry.stopping;
+    rank.set_state(entry.stopping ? v1::RANK_STATE_EXITED : v1::RANK_STATE_LOST);
     rank.set_stopped_by_us(entry.stopping);
-    if (began && rank.message().empty()) rank.set_message("ended; its exit status was lost with its shim");
-    if (began) BadEnd(entry, rank.rank());
+  }
+  if (unknown) {
+    v1::Failure failure;
+    failure.set_rank(-1);
+    failure.set_node(node.node.name());
+    failure.set_kind(v1::FAILURE_KIND_NODE);
+    failure.set_cause(
+        fmt::format("the ranks on node {} ended and nobody there knows how: it was restarted, or their shim was killed",
+                    node.node.name()));
+    OutsideFailure(entry, std::move(failure));
   }
   Settle(entry);
 }

@@ -27,7 +27,9 @@ struct Mutations {
   bool count_control_plane_death = false;  // a lost agent stream fails the generation
   bool forget_created_job = false;         // acknowledges a job that it does not persist
   bool restart_before_ended = false;       // assigns the next generation while ranks of the last are alive
-  bool replay_steps = false;               // records a step again when an agent repeats it
+  bool replay_steps = false;               // asks agents for every event again and believes it anew
+  bool blame_first_end = false;            // the first bad end is the cause, a victim's too
+  bool forget_final = false;               // restarts a job whose final manifest is committed
 };
 
 struct Options {

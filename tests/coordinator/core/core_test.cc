@@ -1,0 +1,573 @@
+#include "coordinator/core/core.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/coordinator/core/harness.h"
+
+namespace tutti::coordinator {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+TEST(Jobs, SameUidAndDigestIsTheSameJob) {
+  Harness h;
+  const std::string id = h.Create("u1", 2);
+  EXPECT_EQ(h.Create("u1", 2), id);
+  EXPECT_TRUE(h.replies[0].created);
+  EXPECT_FALSE(h.replies[1].created);
+  h.Create("u1", 3);
+  EXPECT_EQ(h.replies[2].status.code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_THAT(h.jobs, SizeIs(1));
+}
+
+TEST(Jobs, StartsAtOnceWhereSlotsAreFreeAndEndsOnce) {
+  Harness h;
+  const uint64_t a = h.Connect("a", 2);
+  const std::string id = h.Create("u1", 2);
+  const auto starts = Harness::Starts(h.TakeSent());
+  ASSERT_THAT(starts, SizeIs(1));
+  EXPECT_EQ(starts[0].assignment().generation(), 1);
+  EXPECT_EQ(h.jobs.at(id).job().status().generation(), 1) << "journaled with the same commit";
+  h.Started(a, id, 1);
+  h.TrainStep(a, id, 1, 1);
+  EXPECT_EQ(h.Status(id).state(), v1::JOB_STATE_RUNNING);
+  h.Checkpoint(a, id, 1, 100, true);
+  h.Completed(a, id, 1);
+  h.Exit(a, id, 1, 0, {});
+  EXPECT_EQ(h.Status(id).state(), v1::JOB_STATE_RUNNING) << "rank 1 is alive";  // SCH-05
+  h.Exit(a, id, 1, 1, {});
+  h.Ended(a, id, 1);
+  EXPECT_EQ(h.Status(id).state(), v1::JOB_STATE_SUCCEEDED);
+  EXPECT_EQ(h.Status(id).weights_sha256(), "abc");
+  const auto revokes = Harness::Revokes(h.TakeSent());
+  ASSERT_THAT(revokes, SizeIs(1));
+  EXPECT_TRUE(revokes[0].forget());
+  EXPECT_THAT(h.jobs.at(id).shares(), IsEmpty()) << "slots are freed";
+  h.Ended(a, id, 1);  // again: harmless
+  EXPECT_EQ(h.Status(id).state(), v1::JOB_STATE_SUCCEEDED);
+}
+
+// SCH-05
+TEST(Jobs, RanksThatStayAfterRankZeroEndedWellAreStoppedAfterTheGrace) {
+  Harness h;
+  const uint64_t a = h.Connect("a", 2);
+  const std::string id = h.Create("u1", 2);
+  h.Started(a, id, 1);
+  h.TrainStep(a, id, 1, 100);
+  h.Completed(a, id, 1);
+  h.Exit(a, id, 1, 0, {});
+  h.TakeSent();
+  h.Advance(milliseconds(4800));
+  EXPECT_THAT(Harness::Revokes(h.TakeSent()), IsEmpty());
+  h.Advance(milliseconds(400));
+  EXPECT_THAT(Harness::Revokes(h.TakeSent()), SizeIs(1));
+  h.Exit(a, id, 1, 1, {.signal = 15, .by_us = true});
+  h.Ended(a, id, 1);
+  EXPECT_EQ(h.Status(id).state(), v1::JOB_STATE_SUCCEEDED);
+  EXPECT_THAT(h.Status(id).failures(), IsEmpty());
+}
+
+// API-07
+TEST(Cancel, ReplySaysCancellingAndIsHarmlessWhenRepeated) {
+  Harness h;
+  const uint64_t a = h.Connect("a", 1);
+  const std::string id = h.Create("u1", 1);
+  h.Started(a, id, 1);
+  h.TakeSent();
+  h.Feed(CancelJob{.request = 90, .id = id, .force = false});
+  EXPECT_EQ(h.replies.back().job.status().state(), v1::JOB_STATE_CANCELLING);
+  const auto revokes = Harness::Revokes(h.TakeSent());
+  ASSERT_THAT(revokes, SizeIs(1));
+  EXPECT_EQ(revokes[0].intent(), v1::INTENT_CANCEL);
+  h.Feed(CancelJob{.request = 91, .id = id, .force = false});
+  EXPECT_EQ(h.replies.back().job.status().state(), v1::JOB_STATE_CANCELLING);
+  h.Exit(a, id, 1, 0, {});
+  h.Ended(a, id, 1);
+  EXPECT_EQ(h.Status(id).state(), v1::JOB_STATE_CANCELLED);
+  const int64_t revision = h.state.jobs.at(id).job().revision();
+  h.Feed(CancelJob{.request = 92, .id = id, .force = true});
+  EXPECT_EQ(h.replies.back().job.status().state(), v1::JOB_STATE_CANCELLED);
+  EXPECT_EQ(h.replies.back().job.revision(), revision);
+  h.Feed(CancelJob{.request = 93, .id = "nobody", .force = false});
+  EXPECT_EQ(h.replies.back().status.code(), absl::StatusCode::kNotFound);
+}
+
+TEST(Cancel, ACompleteFinalManifestWins) {
+  Harness h;
+  const uint64_t a = h.Connect("a", 1);
+  const std::string id = h.Create("u1", 1);
+  h.Started(a, id, 1);
+  h.Feed(CancelJob{.request = 90, .id = id, .force = false});
+  h.Checkpoint(a, id, 1, 100, true);
+  h.Exit(a, id, 1, 0, {.signal = 9});
+  h.Ended(a, id, 1);
+  EXPECT_EQ(h.Status(id).state(), v1::JOB_STATE_SUCCEEDED);
+}
+
+TEST(Cancel, TheLastCheckpointOfACancelledRunIsNoFinalManifest) {
+  Harness h;
+  const uint64_t a = h.Connect("a", 1);
+  const std::string id = h.Create("u1", 1);
+  h.Started(a, id, 1);
+  h.Feed(CancelJob{.request = 90, .id = id, .force = false});
+  h.Checkpoint(a, id, 1, 42, true);
+  h.Exit(a, id, 1, 0, {});
+  h.Ended(a, id, 1);
+  EXPECT_EQ(h.Status(id).state(), v1::JOB_STATE_CANCELLED);
+  EXPECT_EQ(h.Status(id).durable_step(), 42);
+}
+
+// FLT-02
+TEST(Failures, TheFirstRealEndIsTheCauseAndVictimsAreNamed) {
+  Harness h;
+  const uint64_t a = h.Connect("a", 1), b = h.Connect("b", 1), c = h.Connect("c", 1);
+  const std::string id = h.Create("u1", 3);
+  h.Started(a, id, 1);
+  h.TrainStep(a, id, 1, 7);
+  h.TakeSent();
+  h.Victim(a, id, 1, 0, 1);  // heard first, from another node
+  h.Exit(a, id, 1, 0, {.code = 75});
+  EXPECT_EQ(h.Status(id).state(), v1::JOB_STATE_RECOVERING);
+  EXPECT_THAT(Harness::Revokes(h.TakeSent()), IsEmpty()) << "a victim's end waits for the one that caused it";
+  h.Exit(b, id, 1, 1, {.code = 7, .lines = {"boom"}});
+  EXPECT_THAT(Harness::Revokes(h.TakeSent()), SizeIs(3));
+  h.Exit(c, id, 1, 2, {.signal = 15, .by_us = true});
+  h.Ended(a, id, 1);
+  h.Ended(b, id, 1);
+  EXPECT_THAT(h.Status(id).failures(), IsEmpty()) << "a rank may still be alive on c";
+  h.Ended(c, id, 1);
+  ASSERT_THAT(h.Status(id).failures(), SizeIs(1));
+  const v1::Failure& failure = h.Status(id).failures(0);
+  EXPECT_EQ(failure.rank(), 1);
+  EXPECT_EQ(failure.node(), "b");
+  EXPECT_EQ(failure.exit_code(), 7);
+  EXPECT_EQ(failure.cause(), "exit code 7");
+  EXPECT_THAT(failure.last_lines(), ElementsAre("boom"));
+  EXPECT_THAT(failure.victims(), ElementsAre(0, 2));
+  EXPECT_EQ(failure.completed_step(), 7);
+  EXPECT_EQ(failure.next(), "generation 2 from step 0 (1 of 3 user-failure restarts used)");
+  EXPECT_EQ(h.Status(id).generation(), 2) << "the generation made progress: no backoff";
+}
+
+TEST(Failures, OnlyVictimsBlameTheRankTheyWaitedFor) {
+  Harness h;
+  const uint64_t a = h.Connect("a", 2);
+  const std::string id = h.Create("u1", 2);
+  h.Started(a, id, 1);
+  h.TrainStep(a, id, 1, 7);
+  h.Victim(a, id, 1, 0, 1);
+  h.Exit(a, id, 1, 0, {.code = 75});
+  h.TakeSent();
+  h.Advance(milliseconds(600));
+  ASSERT_THAT(Harness::Revokes(h.TakeSent()), SizeIs(1)) << "who did not answer is stopped";
+  h.Exit(a, id, 1, 1, {.signal = 9, .by_us = true});
+  h.Ended(a, id, 1);
+  const v1::Failure& failure = h.Status(id).failures(0);
+  EXPECT_EQ(failure.rank(), 1);
+  EXPECT_EQ(failure.kind(), v1::FAILURE_KIND_STALL);
+  EXPECT_EQ(failure.where(), "all-reduce #3 of step 8");
+  EXPECT_THAT(failure.victims(), ElementsAre(0));
+}
+
+// FLT-07
+TEST(Failures, SignalsAndCodesAreToldApart) {
+  v1::RankStatus rank;
+  rank.set_state(v1::RANK_STATE_EXITED);
+  rank.set_signal(9);
+  EXPECT_EQ(DescribeEnd(rank), "killed by signal 9, cause unknown, possibly memory");
+  rank.set_message("out of memory: limit 1 GiB, peak 1 GiB");
+  EXPECT_EQ(DescribeEnd(rank), "killed by signal 9: out of memory: limit 1 GiB, peak 1 GiB");
+  rank.clear_message();
+  rank.set_signal(0);
+  rank.set_exit_code(137);
+  EXPECT_EQ(DescribeEnd(rank), "exit code 137");
+  rank.set_exit_code(0);
+  EXPECT_EQ(DescribeEnd(rank), "exit code 0 before the last step");
+}
+
+// One generation of a job on one node that ends with `end`, without a step.
+void FailOnce(Harness& h, uint64_t stream, const std::string& id, const Harness::End& end) {
+  const int64_t generation = h.Status(id).generation();
+  h.Started(stream, id, generation);
+  h.Exit(stream, id, generation, 0, end);
+  h.Ended(stream, id, generation);
+}
+
+// FLT-14
+TEST(Failures, CrashAtStartBacksOffAndStopsWithoutProgress) {
+  Harness h;
+  const uint64_t a = h.Connect("a", 1);
+  const std::string id = h.Create("u1", 1, 10);
+  std::vector<int64_t> delays_ms;
+  while (!IsTerminal(h.Status(id).state())) {
+    FailOnce(h, a, id, {.code = 1});
+    const int64_t generation = h.Status(id).generation();
+    int64_t waited = 0;
+    for (; waited < 20000 && !IsTerminal(h.Status(id).state()) && h.Status(id).generation() == generation;
+         waited += 100) {
+      h.Advance(milliseconds(100));
+    }
+    if (!IsTerminal(h.Status(id).state())) delays_ms.push_back(waited);
+  }
+  EXPECT_EQ(h.Status(id).state(), v1::JOB_STATE_FAILED);
+  EXPECT_EQ(h.Status(id).reason(), "NoProgress");
+  EXPECT_EQ(h.Status(id).attempts(), 3);
+  ASSERT_THAT(delays_ms, SizeIs(2));
+  EXPECT_NEAR(delays_ms[0], 1000, 100);
+  EXPECT_NEAR(delays_ms[1], 2000, 100);
+  EXPECT_THAT(h.jobs.at(id).history(), SizeIs(3)) << "each attempt's logs stay addressable";
+}
+
+TEST(Failures, BudgetsAreSeparateAndUserFailuresEndTheJob) {
+  Harness h;
+  const uint64_t a = h.Connect("a", 1);
+  const std::string id = h.Create("u1", 1, 2);
+  for (int64_t generation = 1; generation <= 3; ++generation) {
+    ASSERT_EQ(h.Status(id).generation(), generation);
+    h.Started(a, id, generation);
+    h.TrainStep(a, id, generation, 10 * generation);
+    h.Exit(a, id, generation, 0, {.code = 1});
+    h.Ended(a, id, generation);
+  }
+  EXPECT_EQ(h.Status(id).state(), v1::JOB_STATE_FAILED);
+  EXPECT_EQ(h.Status(id).user_failures(), 2);
+  EXPECT_EQ(h.Status(id).node_failures(), 0);
+  EXPECT_THAT(h.Status(id).message(), HasSubstr("no restart: 2 of 2 user-failure restarts used"));
+}
+
+// SCH-10
+TEST(Failures, ExitCodesMayForbidARestart) {
+  Harness h;
+  const uint64_t a = h.Connect("a", 1);
+  const std::string id = h.Create("u1", 1);
+  FailOnce(h, a, id, {.code = 3});
+  EXPECT_EQ(h.Status(id).state(), v1::JOB_STATE_FAILED);
+  EXPECT_EQ(h.Status(id).attempts(), 1);
+  EXPECT_THAT(h.Status(id).message(), HasSubstr("exit code 3 says that it would fail again"));
+}
+
+TEST(Generations, BasesAndTheFenceTravelWithTheAssignment) {
+  Harness h;
+  const uint64_t a = h.Connect("a", 1);
+  const std::string id = h.Create("u1", 1);
+  h.Started(a, id, 1);
+  h.TrainStep(a, id, 1, 15);
+  h.Checkpoint(a, id, 1, 10);
+  h.Exit(a, id, 1, 0, {.signal = 9});
+  h.TakeSent();
+  h.Ended(a, id, 1);
+  auto starts = Harness::Starts(h.TakeSent());
+  ASSERT_THAT(starts, SizeIs(1));
+  EXPECT_EQ(starts[0].assignment().generation(), 2);
+  EXPECT_EQ(starts[0].assignment().base_step(), 10);
+  h.Started(a, id, 2, 10);
+  EXPECT_EQ(h.Status(id).completed_step(), 10);
+  h.TrainStep(a, id, 2, 12);
+  h.Exit(a, id, 2, 0, {.signal = 9});
+  h.Ended(a, id, 2);
+  starts = Harness::Starts(h.TakeSent());
+  ASSERT_THAT(starts[0].assignment().bases(), SizeIs(2));
+  EXPECT_EQ(starts[0].assignment().bases(0).base_step(), 0);
+  EXPECT_EQ(starts[0].assignment().bases(1).generation(), 2);
+  EXPECT_EQ(starts[0].assignment().bases(1).base_step(), 10);
+}
+
+TEST(Generations, AZombiesEventsChangeNothing) {
+  Harness h;
+  const uint64_t a = h.Connect("a", 1);
+  const std::string id = h.Create("u1", 1);
+  h.Started(a, id, 1);
+  h.TrainStep(a, id, 1, 5);
+  h.Exit(a, id, 1, 0, {.code = 1});
+  h.Ended(a, id, 1);
+  ASSERT_EQ(h.Status(id).generation(), 2);
+  h.Checkpoint(a, id, 1, 99, true);
+  h.Completed(a, id, 1);
+  EXPECT_EQ(h.Status(id).durable_step(), 0);
+  EXPECT_FALSE(h.state.jobs.at(id).row.final_complete());
+}
+
+TEST(Peers, TableGoesOutWhenAllRanksAreThere) {
+  Harness h;
+  const uint64_t a = h.Connect("a", 1), b = h.Connect("b", 1);
+  const std::string id = h.Create("u1", 2);
+  h.TakeSent();
+  v1::RankEvent ready = h.Event_(1, 1);
+  ready.mutable_ready()->set_peer_blob("one");
+  h.Rank(b, id, ready);
+  EXPECT_THAT(h.TakeSent(), IsEmpty());
+  ready = h.Event_(1, 0);
+  ready.mutable_ready()->set_peer_blob("zero");
+  h.Rank(a, id, ready);
+  const auto sent = h.TakeSent();
+  ASSERT_THAT(sent, SizeIs(2));
+  EXPECT_THAT(sent[0].peers().peers().blobs(), ElementsAre("zero", "one"));
+}
+
+// FLT-08
+TEST(ControlPlane, RestartAdoptsWhatRunsAndCountsNothing) {
+  Harness h;
+  uint64_t a = h.Connect("a", 2);
+  const std::string id = h.Create("u1", 2);
+  const v1::StartJob start = Harness::Starts(h.TakeSent())[0];
+  h.Started(a, id, 1);
+  h.TrainStep(a, id, 1, 5);
+  h.Restart();
+  EXPECT_EQ(h.state.meta.term(), 2);
+  h.Advance(seconds(120));  // nobody connects: nothing happens to the job
+  EXPECT_EQ(h.Status(id).state(), v1::JOB_STATE_RUNNING);
+  a = h.Connect("a", 2, {Harness::Running(start)}, 1);
+  const auto sent = h.TakeSent();
+  EXPECT_TRUE(sent[0].has_welcome());
+  EXPECT_EQ(sent[0].welcome().term(), 2);
+  EXPECT_THAT(Harness::Starts(sent), SizeIs(1)) << "the desired set names what runs";
+  EXPECT_THAT(Harness::Revokes(sent), IsEmpty());
+  h.TrainStep(a, id, 1, 6);
+  h.Checkpoint(a, id, 1, 100, true);
+  h.Completed(a, id, 1);
+  h.Exit(a, id, 1, 0, {});
+  h.Exit(a, id, 1, 1, {});
+  h.Ended(a, id, 1);
+  EXPECT_EQ(h.Status(id).state(), v1::JOB_STATE_SUCCEEDED);
+  EXPECT_EQ(h.Status(id).attempts(), 1);
+}
+
+// FLT-08, second half: the ranks finish while the coordinator is down.
+TEST(ControlPlane, OutcomeIsTakenFromTheReplayedEvents) {
+  Harness h;
+  uint64_t a = h.Connect("a", 1);
+  const std::string id = h.Create("u1", 1);
+  const v1::StartJob start = Harness::Starts(h.TakeSent())[0];
+  h.Started(a, id, 1);
+  h.Restart();
+  a = h.Connect("a", 1, {Harness::Running(start, true)}, 1);
+  EXPECT_FALSE(IsTerminal(h.Status(id).state())) << "how it ended is not known yet";
+  h.TrainStep(a, id, 1, 100);
+  h.Checkpoint(a, id, 1, 100, true);
+  h.Completed(a, id, 1);
+  h.Exit(a, id, 1, 0, {});
+  h.Ended(a, id, 1);
+  EXPECT_EQ(h.Status(id).state(), v1::JOB_STATE_SUCCEEDED);
+}
+
+TEST(ControlPlane, AnEmptyJournalAdoptsJobsTermsAndGenerations) {
+  Harness old;
+  old.Connect("a", 1);
+  old.Create("u1", 1);
+  v1::StartJob start = Harness::Starts(old.TakeSent())[0];
+  start.mutable_assignment()->set_generation(7);
+  Harness h;
+  const uint64_t a = h.Connect("a", 1, {Harness::Running(start)}, 41);
+  EXPECT_EQ(h.state.meta.term(), 42);
+  const std::string& id = start.assignment().job_id();
+  EXPECT_EQ(h.Status(id).generation(), 7);
+  EXPECT_EQ(h.Status(id).state(), v1::JOB_STATE_RUNNING);
+  EXPECT_THAT(Harness::Revokes(h.TakeSent()), IsEmpty());
+  EXPECT_EQ(h.Create("u1", 1), id) << "the client asks again and finds its job";
+  h.Exit(a, id, 7, 0, {.signal = 9});
+  h.Ended(a, id, 7);
+  EXPECT_EQ(h.Status(id).failures(0).generation(), 7);
+}
+
+TEST(ControlPlane, AnAgentThatComesBackWithoutItsRanksIsANodeFailure) {
+  Harness h;
+  uint64_t a = h.Connect("a", 1);
+  const std::string id = h.Create("u1", 1);
+  h.Started(a, id, 1);
+  h.Feed(AgentGone{a});
+  h.Advance(seconds(3));
+  EXPECT_EQ(h.Status(id).state(), v1::JOB_STATE_STARTING);
+  h.TakeSent();
+  a = h.Connect("a", 1, {}, 1);
+  EXPECT_EQ(h.Status(id).failures(0).kind(), v1::FAILURE_KIND_NODE);
+  EXPECT_EQ(h.Status(id).node_failures(), 1);
+  EXPECT_EQ(h.Status(id).user_failures(), 0);
+}
+
+// FLT-09
+TEST(ControlPlane, ANewConnectionOfTheSameNodeTakesOver) {
+  Harness h;
+  h.Connect("a", 1);
+  h.Connect("a", 1);
+  ASSERT_THAT(h.closed, SizeIs(1));
+  EXPECT_EQ(h.closed[0].stream, 1u);
+  EXPECT_EQ(h.closed[0].status.code(), absl::StatusCode::kAborted);
+  h.Feed(AgentGone{1});
+  EXPECT_EQ(h.state.nodes.at("a").node.state(), v1::NODE_STATE_READY);
+  EXPECT_THAT(h.state.nodes, SizeIs(1));
+}
+
+TEST(ControlPlane, MalformedReportsAreRefused) {
+  Harness h;
+  h.Connect("../x", 1);
+  h.Connect("", 1);
+  ASSERT_THAT(h.closed, SizeIs(2));
+  EXPECT_EQ(h.closed[0].status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(h.state.nodes, IsEmpty());
+}
+
+// FLT-10
+TEST(Liveness, ProgressKeepsASilentNodeAndItsLossIsANodeFailure) {
+  Harness h;
+  h.heartbeats = false;
+  const uint64_t a = h.Connect("a", 1), b = h.Connect("b", 1);
+  h.Connect("c", 2);
+  const std::string id = h.Create("u1", 3);
+  ASSERT_EQ(h.Status(id).assignment().nodes_size(), 2);
+  const bool uses_a = h.Status(id).assignment().nodes(1).node() == "a";
+  const uint64_t gone = uses_a ? a : b, other = uses_a ? b : a;
+  const uint64_t first = 3;  // c has rank 0
+  h.Started(first, id, 1);
+  h.Feed(AgentGone{gone});
+  for (int step = 1; step <= 40; ++step) {
+    h.Said(first, {});
+    h.Said(other, {});
+    h.TrainStep(first, id, 1, step);
+    h.Advance(seconds(1));
+  }
+  EXPECT_EQ(h.Status(id).state(), v1::JOB_STATE_RUNNING) << "an all-reduce that completes proves that all ranks live";
+  for (int second = 0; second < 12; ++second) {
+    h.Said(first, {});
+    h.Said(other, {});
+    h.Advance(seconds(1));
+  }
+  EXPECT_EQ(h.Status(id).state(), v1::JOB_STATE_RECOVERING);
+  EXPECT_EQ(h.state.nodes.at(uses_a ? "a" : "b").node.state(), v1::NODE_STATE_LOST);
+  h.Exit(first, id, 1, 0, {.code = 75});
+  h.Ended(first, id, 1);
+  ASSERT_THAT(h.Status(id).failures(), SizeIs(1));
+  EXPECT_EQ(h.Status(id).failures(0).kind(), v1::FAILURE_KIND_NODE);
+  EXPECT_THAT(h.Status(id).failures(0).cause(), HasSubstr("is lost: no contact for"));
+  EXPECT_EQ(h.Status(id).generation(), 2) << "three slots are left";
+}
+
+TEST(Liveness, WhenMostVanishTogetherNobodyIsEvicted) {
+  Harness h;
+  h.heartbeats = false;
+  std::vector<uint64_t> streams;
+  for (const char* name : {"a", "b", "c"}) streams.push_back(h.Connect(name, 1));
+  const std::string id = h.Create("u1", 3);
+  for (const uint64_t stream : streams) h.Feed(AgentGone{stream});
+  h.Advance(seconds(3600), seconds(1));
+  EXPECT_EQ(h.Status(id).state(), v1::JOB_STATE_STARTING);
+  for (const auto& [name, node] : h.state.nodes) EXPECT_EQ(node.node.state(), v1::NODE_STATE_SUSPECTED);
+}
+
+// FLT-10: a coordinator that was stopped for a minute blames nobody.
+TEST(Liveness, AGapOfOurOwnExtendsLeases) {
+  Harness h;
+  const uint64_t a = h.Connect("a", 1);
+  h.Connect("b", 1);
+  h.Connect("c", 1);
+  const std::string id = h.Create("u1", 1);
+  h.Started(a, id, 1);
+  h.now += seconds(300);
+  h.Feed(Tick{});
+  for (const auto& [name, node] : h.state.nodes) EXPECT_EQ(node.node.state(), v1::NODE_STATE_READY) << name;
+  EXPECT_EQ(h.Status(id).state(), v1::JOB_STATE_STARTING);
+}
+
+// FLT-12
+TEST(Liveness, AStallNamesTheRankThatIsBehindAndASlowFirstStepIsNone) {
+  Harness h;
+  const uint64_t a = h.Connect("a", 2);
+  const std::string id = h.Create("u1", 2);
+  h.Started(a, id, 1);
+  h.Advance(seconds(300), seconds(1));
+  EXPECT_EQ(h.Status(id).state(), v1::JOB_STATE_STARTING) << "the first step may take long";
+  for (int step = 1; step <= 3; ++step) {
+    h.TrainStep(a, id, 1, step);
+    for (int rank = 0; rank < 2; ++rank) {
+      v1::RankEvent beat = h.Event_(1, rank);
+      beat.mutable_heartbeat()->set_phase(v1::PHASE_TRAINING);
+      beat.mutable_heartbeat()->set_step(rank == 0 ? step + 1 : step);
+      h.Rank(a, id, beat);
+    }
+    h.Advance(milliseconds(100));
+  }
+  h.TakeSent();
+  h.Advance(seconds(70), seconds(1));
+  EXPECT_EQ(h.Status(id).state(), v1::JOB_STATE_RECOVERING);
+  EXPECT_THAT(Harness::Revokes(h.TakeSent()), SizeIs(1));
+  h.Exit(a, id, 1, 0, {.signal = 15, .by_us = true});
+  h.Exit(a, id, 1, 1, {.signal = 9, .by_us = true});
+  h.Ended(a, id, 1);
+  EXPECT_EQ(h.Status(id).failures(0).kind(), v1::FAILURE_KIND_STALL);
+  EXPECT_EQ(h.Status(id).failures(0).rank(), 1);
+  EXPECT_EQ(h.Status(id).generation(), 2);
+  h.Started(a, id, 2);
+  h.Advance(seconds(100), seconds(1));
+  EXPECT_EQ(h.Status(id).generation(), 2) << "what was seen of the last generation does not count again";
+}
+
+TEST(StartFailures, AreNodeFailuresAndFreeTheSlots) {
+  Harness h;
+  const uint64_t a = h.Connect("a", 1);
+  const std::string id = h.Create("u1", 1);
+  v1::ConnectRequest message;
+  message.mutable_start_failed()->set_job_id(id);
+  message.mutable_start_failed()->set_generation(1);
+  message.mutable_start_failed()->set_message("tutti-rank is missing");
+  h.Said(a, message);
+  EXPECT_EQ(h.Status(id).failures(0).cause(), "node a could not start the ranks: tutti-rank is missing");
+  EXPECT_EQ(h.Status(id).node_failures(), 1);
+  h.Advance(milliseconds(1200));
+  EXPECT_EQ(h.Status(id).generation(), 2);
+}
+
+// API-06
+TEST(Ranks, EachRanksEndIsKept) {
+  Harness h;
+  const uint64_t a = h.Connect("a", 3);
+  const std::string id = h.Create("u1", 3, 0);
+  h.Started(a, id, 1);
+  h.Exit(a, id, 1, 1, {.code = 3});
+  h.Exit(a, id, 1, 2, {.signal = 11});
+  h.Exit(a, id, 1, 0, {.signal = 15, .by_us = true});
+  h.Ended(a, id, 1);
+  const auto& ranks = h.jobs.at(id).job().status().ranks();
+  EXPECT_TRUE(ranks[0].stopped_by_us());
+  EXPECT_EQ(ranks[1].exit_code(), 3);
+  EXPECT_EQ(ranks[2].signal(), 11);
+  for (const v1::RankStatus& rank : ranks) {
+    EXPECT_EQ(rank.node(), "a");
+    EXPECT_EQ(rank.generation(), 1);
+    EXPECT_GT(rank.end_unix_ms(), 0);
+  }
+}
+
+TEST(Events, RepeatedOnesAreKeptOnceAndAcknowledged) {
+  Harness h;
+  const uint64_t a = h.Connect("a", 1);
+  const std::string id = h.Create("u1", 1);
+  h.Started(a, id, 1);
+  for (int step = 1; step <= 5; ++step) h.TrainStep(a, id, 1, step);
+  h.sequence = 3;  // the agent repeats
+  for (int step = 3; step <= 5; ++step) h.TrainStep(a, id, 1, step);
+  EXPECT_THAT(h.records, SizeIs(5));
+  h.TakeSent();
+  h.Advance(milliseconds(100));
+  const auto sent = h.TakeSent();
+  ASSERT_THAT(sent, SizeIs(1));
+  EXPECT_EQ(sent[0].ack().sequence(), 6);
+}
+
+TEST(Watch, ChangesHaveRisingRevisionsAndTheOldestAreForgotten) {
+  Options options;
+  options.changes_kept = 4;
+  Harness h(options);
+  for (int i = 0; i < 10; ++i) h.Create(fmt::format("u{}", i), 1);
+  ASSERT_THAT(h.state.changes, SizeIs(4));
+  for (size_t i = 1; i < 4; ++i) EXPECT_GT(h.state.changes[i].revision, h.state.changes[i - 1].revision);
+  EXPECT_EQ(h.state.forgotten_revision, h.state.changes.front().revision - 1);
+  EXPECT_EQ(h.meta.revision(), h.state.changes.back().revision);
+}
+
+}  // namespace
+}  // namespace tutti::coordinator
