@@ -6,16 +6,15 @@
 #include <limits>
 
 #include "base/check.h"
-#include "engine/runtime/cpu/parallel.h"
 
 namespace tutti {
 namespace {
 
 constexpr int kLanes = 16;
 
-// Lanes of the sum are explicit and nothing is contracted, so that all clones give the same bits.
+// Lanes are explicit, so that the loop vectorises without a change of the order of additions.
 // Sum of squares with 16 running lanes; may overflow to infinity although all elements are finite.
-TUTTI_VECTORIZE void LaneSquares(const float* g, int64_t n, float* lanes) {
+void LaneSquares(const float* g, int64_t n, float* lanes) {
   float sums[kLanes] = {};
   for (int64_t i = 0; i + kLanes <= n; i += kLanes) {
     for (int j = 0; j < kLanes; ++j) sums[j] += g[i + j] * g[i + j];
@@ -51,13 +50,13 @@ struct Constants {
   float epsilon = 0;
 };
 
-TUTTI_VECTORIZE void PlainSgd(float* __restrict p, const float* __restrict g, int64_t n, const Constants& constants) {
+void PlainSgd(float* __restrict p, const float* __restrict g, int64_t n, const Constants& constants) {
   const Constants c = constants;
   for (int64_t i = 0; i < n; ++i) p[i] -= c.rate * (g[i] * c.scale + c.l2 * p[i]);
 }
 
-TUTTI_VECTORIZE void MomentumSgd(float* __restrict p, const float* __restrict g, float* __restrict v, int64_t n,
-                                 const Constants& constants) {
+void MomentumSgd(float* __restrict p, const float* __restrict g, float* __restrict v, int64_t n,
+                 const Constants& constants) {
   const Constants c = constants;
   for (int64_t i = 0; i < n; ++i) {
     v[i] = c.momentum * v[i] + (g[i] * c.scale + c.l2 * p[i]);
@@ -65,8 +64,8 @@ TUTTI_VECTORIZE void MomentumSgd(float* __restrict p, const float* __restrict g,
   }
 }
 
-TUTTI_VECTORIZE void NesterovSgd(float* __restrict p, const float* __restrict g, float* __restrict v, int64_t n,
-                                 const Constants& constants) {
+void NesterovSgd(float* __restrict p, const float* __restrict g, float* __restrict v, int64_t n,
+                 const Constants& constants) {
   const Constants c = constants;
   for (int64_t i = 0; i < n; ++i) {
     const float d = g[i] * c.scale + c.l2 * p[i];
@@ -75,8 +74,8 @@ TUTTI_VECTORIZE void NesterovSgd(float* __restrict p, const float* __restrict g,
   }
 }
 
-TUTTI_VECTORIZE void Adam(float* __restrict p, const float* __restrict g, float* __restrict m, float* __restrict v,
-                          int64_t n, const Constants& constants) {
+void Adam(float* __restrict p, const float* __restrict g, float* __restrict m, float* __restrict v, int64_t n,
+          const Constants& constants) {
   const Constants c = constants;
   for (int64_t i = 0; i < n; ++i) {
     const float kept = p[i] * c.keep;

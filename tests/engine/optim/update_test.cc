@@ -78,8 +78,8 @@ TEST(Update, AdamwDecouplesDecayAndAdamAddsItToTheGradient) {
 
 // OPT-02: zero gradient, rate 0.1, decay 0.1.
 TEST(Update, DecayLeavesBiasesAndNormsAloneUnlessAsked) {
-  const ParameterInfo weight{.name = "layers.0.weight"};
-  const ParameterInfo bias{.name = "layers.0.bias", .is_bias_or_norm = true};
+  ParameterInfo weight, bias;
+  bias.is_bias_or_norm = true;
   for (bool all : {false, true}) {
     for (auto kind : {v1::OPTIMIZER_KIND_SGD, v1::OPTIMIZER_KIND_ADAMW}) {
       v1::Optimizer o = Make(kind, 0.1);

@@ -49,9 +49,9 @@ struct WorldOptions {
   int ranks = 1;
   int64_t generation = 1;
   int64_t base_step = 0;                           // fence of this generation
-  std::vector<std::pair<int64_t, int64_t>> bases;  // of earlier ones
+  std::vector<std::pair<int64_t, int64_t>> bases = {};  // of earlier ones
   // Called on each rank's thread for each event, before the next step.
-  std::function<void(int rank, const v1::RankEvent&, Communicator&, ControlBox&)> on_event;
+  std::function<void(int rank, const v1::RankEvent&, Communicator&, ControlBox&)> on_event = {};
 };
 
 v1::RankConfig MakeConfig(const v1::JobSpec& spec, const WorldOptions& options, int rank);
