@@ -15,6 +15,7 @@
 #include "engine/ops/registry_cpu.h"
 #include "engine/passes/autodiff.h"
 #include "engine/passes/fusion.h"
+#include "engine/runtime/lanes.h"
 #include "tests/engine/ops/finite_difference.h"
 #include "tests/engine/ops/graph_runner.h"
 #include "tests/engine/runtime/allocation_counter.h"
@@ -324,6 +325,18 @@ TEST_F(Program, NothingIsWrittenOutsideOfThePlannedBytes) {
   }
   const size_t loss = Find(*program, "loss", true);
   EXPECT_NEAR(LoadValue(program->externals()[loss], pointers[loss])[0], MlpReference(MlpInputs()).at("loss")[0], 1e-4);
+}
+
+TEST_F(Program, LanesSideBySideGiveTheBitsOfOneAlone) {
+  const Graph graph = BuildTrainingGraph(Mlp(ops_), "loss", ops_).value();
+  const PlainValues alone = RunGraph(graph, kernels_, MlpInputs()).value();
+  constexpr int kLanes = 3;
+  auto pool = LanePool::Create({.lanes = kLanes}).value();
+  std::vector<PlainValues> found(kLanes);
+  for (int call = 0; call < 5; ++call) {
+    pool->RunAll([&](int lane) { found[static_cast<size_t>(lane)] = RunGraph(graph, kernels_, MlpInputs()).value(); });
+    for (const PlainValues& values : found) EXPECT_EQ(values, alone);
+  }
 }
 
 TEST_F(Program, AnUpdateIsWrittenOverItsInput) {
