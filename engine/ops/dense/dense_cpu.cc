@@ -39,6 +39,10 @@ std::vector<Candidate> Candidates(const TensorType& x, int64_t units, const std:
   const bool as_images = w ? w->desc.ndims == 4 && x.dims.size() == 4 : x_fixed.has_value();
   if (w && as_images) {
     if (x_fixed) candidates.push_back({*x_fixed, ToDesc(*w)});
+    // Without a layout of x the weight's tells: its order of channels is the samples'.
+    for (const auto tag : {memory::format_tag::nChw8c, memory::format_tag::nChw16c, memory::format_tag::nhwc}) {
+      if (!x_fixed) candidates.push_back({memory::desc(x.dims, memory::data_type::f32, tag), ToDesc(*w)});
+    }
     candidates.push_back({AnyDesc(x.dims), ToDesc(*w)});
   } else if (w) {
     candidates.push_back({PlainDesc(Flattened(x)), ToDesc(*w)});

@@ -2,6 +2,8 @@
 // on threads.
 #include "engine/ops/pool/pool_cpu.h"
 
+#include <immintrin.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -156,11 +158,74 @@ TUTTI_VECTORIZE void AverageGradPlane(const Window& w, const float* dy, float* d
   TUTTI_FOR_LANES(w.inner, AverageGradLanes, w, dy + lane, dx + lane);
 }
 
+// The same with AVX2, for 8 channels of each position.
+__attribute__((target("avx2"))) void MaxLanesAvx2(const Window& w, const float* x, float* y, uint8_t* winner) {
+  for (int64_t oh = 0; oh < w.out_height; ++oh) {
+    const Range rows = Inside(w, oh, w.height);
+    for (int64_t ow = 0; ow < w.out_width; ++ow) {
+      const Range columns = Inside(w, ow, w.width);
+      __m256 best = _mm256_set1_ps(-std::numeric_limits<float>::infinity());
+      __m256 place = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(rows.begin * w.size + columns.begin)));
+      for (int64_t row = rows.begin; row < rows.end; ++row) {
+        const int64_t line = (oh * w.stride - w.padding + row) * w.width + ow * w.stride - w.padding;
+        for (int64_t column = columns.begin; column < columns.end; ++column) {
+          const __m256 value = _mm256_loadu_ps(x + (line + column) * w.inner);
+          const __m256 where = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(row * w.size + column)));
+          const __m256 greater =
+              _mm256_and_ps(_mm256_cmp_ps(value, best, _CMP_NLE_UQ), _mm256_cmp_ps(best, best, _CMP_ORD_Q));
+          best = _mm256_blendv_ps(best, value, greater);
+          place = _mm256_blendv_ps(place, where, greater);
+        }
+      }
+      const int64_t to = (oh * w.out_width + ow) * w.inner;
+      _mm256_storeu_ps(y + to, best);
+      const __m256i places = _mm256_castps_si256(place);
+      const __m128i halves = _mm_packus_epi32(_mm256_castsi256_si128(places), _mm256_extracti128_si256(places, 1));
+      _mm_storel_epi64(reinterpret_cast<__m128i*>(winner + to), _mm_packus_epi16(halves, halves));
+    }
+  }
+}
+
+template <bool kTiles>
+__attribute__((target("avx2"))) void MaxGradLanesAvx2(const Window& w, const float* dy, const uint8_t* winner,
+                                                      float* dx) {
+  for (int64_t oh = 0; oh < w.out_height; ++oh) {
+    const Range rows = Inside(w, oh, w.height);
+    for (int64_t ow = 0; ow < w.out_width; ++ow) {
+      const Range columns = Inside(w, ow, w.width);
+      const int64_t from = (oh * w.out_width + ow) * w.inner;
+      const __m256 gradient = _mm256_loadu_ps(dy + from);
+      const __m256i won = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(winner + from)));
+      for (int64_t row = rows.begin; row < rows.end; ++row) {
+        const int64_t line = (oh * w.stride - w.padding + row) * w.width + ow * w.stride - w.padding;
+        for (int64_t column = columns.begin; column < columns.end; ++column) {
+          const __m256i where = _mm256_set1_epi32(static_cast<int>(row * w.size + column));
+          __m256 value = _mm256_and_ps(gradient, _mm256_castsi256_ps(_mm256_cmpeq_epi32(won, where)));
+          float* to = dx + (line + column) * w.inner;
+          if (!kTiles) value = _mm256_add_ps(value, _mm256_loadu_ps(to));
+          _mm256_storeu_ps(to, value);
+        }
+      }
+    }
+  }
+}
+
+void MaxPlaneAvx2(const Window& w, const float* x, float* y, uint8_t* winner) {
+  for (int64_t lane = 0; lane < w.inner; lane += 8) MaxLanesAvx2(w, x + lane, y + lane, winner + lane);
+}
+void MaxGradPlaneAvx2(const Window& w, const float* dy, const uint8_t* winner, float* dx) {
+  for (int64_t lane = 0; lane < w.inner; lane += 8) {
+    w.tiles() ? MaxGradLanesAvx2<true>(w, dy + lane, winner + lane, dx + lane)
+              : MaxGradLanesAvx2<false>(w, dy + lane, winner + lane, dx + lane);
+  }
+}
+
 enum class Kind { kMax, kMaxGrad, kAverage, kAverageGrad };
 
 class PoolKernel final : public CpuKernel {
  public:
-  PoolKernel(Kind kind, const Window& window, int threads) : kind_(kind), w_(window), threads_(threads) {}
+  PoolKernel(Kind kind, const Window& window, int threads)
+      : kind_(kind), w_(window), threads_(threads), avx2_(window.inner % 8 == 0 && __builtin_cpu_supports("avx2")) {}
 
   void Run(const KernelArgs& args) override {
     ParallelFor(threads_, w_.planes, [&](int64_t plane) { RunPlane(args, plane); });
@@ -173,12 +238,13 @@ class PoolKernel final : public CpuKernel {
     const int64_t x = plane * w_.x_plane(), y = plane * w_.y_plane();
     switch (kind_) {
       case Kind::kMax:
-        return MaxPlane(w_, in + x, out + y, static_cast<uint8_t*>(args.outputs[1]) + y);
+        return (avx2_ ? MaxPlaneAvx2 : MaxPlane)(w_, in + x, out + y, static_cast<uint8_t*>(args.outputs[1]) + y);
       case Kind::kAverage:
         return AveragePlane(w_, in + x, out + y);
       case Kind::kMaxGrad:
         if (!w_.tiles() || w_.height % w_.size != 0 || w_.width % w_.size != 0) Clear(out + x);
-        return MaxGradPlane(w_, in + y, static_cast<const uint8_t*>(args.inputs[1]) + y, out + x);
+        return (avx2_ ? MaxGradPlaneAvx2 : MaxGradPlane)(w_, in + y, static_cast<const uint8_t*>(args.inputs[1]) + y,
+                                                         out + x);
       case Kind::kAverageGrad:
         Clear(out + x);
         return AverageGradPlane(w_, in + y, out + x);
@@ -190,6 +256,7 @@ class PoolKernel final : public CpuKernel {
   const Kind kind_;
   const Window w_;
   const int threads_;
+  const bool avx2_;
 };
 
 StatusOr<KernelPlan> PlanPool(const KernelRequest& request, Kind kind) {
