@@ -110,7 +110,11 @@ bool Stepper::MayEvict(const NodeEntry& node) const {
     }
     if (!here) continue;
     if (!reachable && quiet <= state_.options.unreachable_after) return false;
-    if (state_.now - entry.progressed <= std::max(state_.options.lease, 3 * entry.longest_step)) return false;
+    // Before the first step nothing says how long progress takes; peers that lost their connections say enough.
+    Nanos patience = 3 * std::max(state_.options.lease, entry.longest_step);
+    if (entry.longest_step.count() > 0) patience = std::max(state_.options.lease, 3 * entry.longest_step);
+    if (entry.row.bad_ends_size() > 0) patience = state_.options.lease;
+    if (state_.now - entry.progressed <= patience) return false;
   }
   return true;
 }

@@ -394,6 +394,15 @@ void World::Advance(const RunKey& key) {
   step.mutable_step()->set_step(group.step);
   step.mutable_step()->set_step_ms(200);
   if (!complete) Emit(home, key, std::move(step));
+  for (const auto& [name, run] : members) {  // every rank says where it is; shims do not keep that
+    if (!AgentOf(name).welcomed) continue;
+    v1::ConnectRequest beat;
+    beat.mutable_event()->set_job_id(key.first);
+    *beat.mutable_event()->mutable_event() = NewEvent(key, run->alive.begin()->first);
+    beat.mutable_event()->mutable_event()->mutable_heartbeat()->set_phase(v1::PHASE_TRAINING);
+    beat.mutable_event()->mutable_event()->mutable_heartbeat()->set_step(group.step + 1);
+    ToCoordinator(name, std::move(beat));
+  }
   const bool last = group.step >= spec.train().steps();
   const bool leaves = last || intent > v1::INTENT_RUN;
   if (leaves || group.step % spec.checkpoint().every_steps() == 0) {
