@@ -47,9 +47,12 @@ void AddGeneric(const Rows& r, float* sums, float* bias_sums) {
 template <int kRows, int kColumns>
 __attribute__((target("avx2,fma"))) void AddAvx2(const Rows& r, float* sums, float* bias_sums) {
   __m256 total[kRows * kColumns];
+  // Every loop over `total` is unrolled, or the sums would live in memory.
+#pragma GCC unroll 16
   for (int i = 0; i < kRows * kColumns; ++i) total[i] = _mm256_setzero_ps();
   __m256 bias = _mm256_setzero_ps();
   const float* taps[kRows];
+#pragma GCC unroll 16
   for (int row = 0; row < kRows; ++row) taps[row] = r.taps[row];
   for (int64_t oh = 0; oh < r.out_height; ++oh) {
     const float* dy = r.dy + oh * r.out_width * r.dy_step;
@@ -67,6 +70,7 @@ __attribute__((target("avx2,fma"))) void AddAvx2(const Rows& r, float* sums, flo
       bias = _mm256_add_ps(bias, d);
     }
   }
+#pragma GCC unroll 16
   for (int i = 0; i < kRows * kColumns; ++i) {
     _mm256_storeu_ps(sums + i * kLanes, _mm256_add_ps(_mm256_loadu_ps(sums + i * kLanes), total[i]));
   }

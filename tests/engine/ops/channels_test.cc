@@ -201,26 +201,39 @@ TEST(Channels, GradientRulesAgreeWithFiniteDifferences) {
   }
 }
 
+// One channel as it is, 16 through a convolution: blocked, where own vector code runs.
 TEST(MaxPool, FirstOfEqualsWinsAndNanIsKept) {
-  const OpRegistry ops = StandardOps();
-  GraphBuilder builder(Graph("pool"), ops);
-  const ValueId x = builder.AddInput("x", ValueClass::kBatch, F32({1, 1, 2, 4}));
-  const ValueId dy = builder.AddInput("dy", ValueClass::kBatch, F32({1, 1, 1, 2}));
-  const auto max = builder.Add("max_pool", "p", {x}, {{"size", int64_t{2}}}).value();
-  builder.AddOutput("y", max[0]);
-  builder.AddOutput("dx", builder
-                              .Add1("max_pool_grad", "p", {dy, max[1]},
-                                    {{"size", int64_t{2}}, {"input_dims", std::vector<int64_t>{1, 1, 2, 4}}})
-                              .value());
   const double nan = std::numeric_limits<double>::quiet_NaN(), inf = std::numeric_limits<double>::infinity();
-  const auto out = RunGraph(builder.graph(), StandardCpuKernels(), {{"x", {3, 3, 1, nan, 3, 3, 2, 9}}, {"dy", {5, 7}}});
-  ASSERT_TRUE(out.ok()) << out.status();
-  EXPECT_EQ(out->at("y")[0], 3);
-  EXPECT_TRUE(std::isnan(out->at("y")[1]));
-  EXPECT_EQ(out->at("dx"), (Values{5, 0, 0, 7, 0, 0, 0, 0}));
-  const auto low =
-      RunGraph(builder.graph(), StandardCpuKernels(), {{"x", {-inf, -inf, 1, 2, -inf, -inf, 4, 3}}, {"dy", {5, 7}}});
-  EXPECT_EQ(low->at("dx"), (Values{5, 0, 0, 0, 0, 0, 7, 0}));
+  for (const int64_t channels : {1, 16}) {
+    const OpRegistry ops = StandardOps();
+    GraphBuilder builder(Graph("pool"), ops);
+    PlainValues in;
+    for (int64_t c = 0; c < channels; ++c) {
+      for (double value : {3.0, 3.0, 1.0, nan, 3.0, 3.0, 2.0, 9.0}) in["x"].push_back(value);
+      for (double value : {5.0, 7.0}) in["dy"].push_back(value);
+    }
+    const ValueId x =
+        InLayout(&builder, builder.AddInput("x", ValueClass::kBatch, F32({1, channels, 2, 4})), channels > 1, &in);
+    const ValueId dy = builder.AddInput("dy", ValueClass::kBatch, F32({1, channels, 1, 2}));
+    const auto max = builder.Add("max_pool", "p", {x}, {{"size", int64_t{2}}}).value();
+    builder.AddOutput("y", max[0]);
+    builder.AddOutput("dx", builder
+                                .Add1("max_pool_grad", "p", {dy, max[1]},
+                                      {{"size", int64_t{2}}, {"input_dims", std::vector<int64_t>{1, channels, 2, 4}}})
+                                .value());
+    const auto out = RunGraph(builder.graph(), StandardCpuKernels(), in);
+    ASSERT_TRUE(out.ok()) << out.status();
+    for (size_t c = 0; c < static_cast<size_t>(channels); ++c) {
+      EXPECT_EQ(out->at("y")[2 * c], 3);
+      EXPECT_TRUE(std::isnan(out->at("y")[2 * c + 1]));
+      for (size_t i = 0; i < 8; ++i)
+        EXPECT_EQ(out->at("dx")[8 * c + i], (Values{5, 0, 0, 7, 0, 0, 0, 0}[i])) << c << " " << i;
+    }
+    if (channels > 1) continue;  // infinities do not pass the convolution's zeros
+    const auto low =
+        RunGraph(builder.graph(), StandardCpuKernels(), {{"x", {-inf, -inf, 1, 2, -inf, -inf, 4, 3}}, {"dy", {5, 7}}});
+    EXPECT_EQ(low->at("dx"), (Values{5, 0, 0, 0, 0, 0, 7, 0}));
+  }
 }
 
 TEST(Channels, RefusalsNameLayerFoundAndExpected) {
