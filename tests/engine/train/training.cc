@@ -125,6 +125,7 @@ std::vector<RankRun> RunWorld(const v1::JobSpec& spec, const WorldOptions& optio
   for (int rank = 0; rank < options.ranks; ++rank) {
     threads.emplace_back([&, rank] {
       RankRun& run = runs[rank];
+      run.events.reserve(1024);  // no growth while allocations are counted
       auto trainer = Trainer::Create(MakeConfig(spec, options, rank));
       if (!trainer.ok()) {
         run.result = trainer.status();

@@ -124,6 +124,37 @@ TEST_F(RankProcessTest, TwoRanksTrainOverSharedMemoryAndEndWell) {
   for (auto& rank : world) EXPECT_EQ(rank->Wait().code, 0);
 }
 
+// The same job over TCP: blobs travel through the shims, and the bits are those of shared memory.
+TEST_F(RankProcessTest, RanksOfSeveralNodesMeetThroughTheirShims) {
+  std::string weights[2];
+  for (const bool tcp : {false, true}) {
+    spec_.mutable_checkpoint()->set_directory(JoinPath(directory_.path(), tcp ? "tcp" : "shm"));
+    std::vector<std::unique_ptr<RankProcess>> world;
+    if (!tcp) world = StartWorld(2);
+    for (int rank = 0; tcp && rank < 2; ++rank) {
+      v1::RankConfig config = MakeConfig(spec_, {.ranks = 2}, rank);
+      config.set_comm(v1::COMM_BACKEND_GLOO);
+      config.set_advertise_address("127.0.0.1");
+      world.push_back(std::make_unique<RankProcess>(config, -1));
+    }
+    v1::RankCommand command;
+    for (auto& rank : world) {
+      if (!tcp) continue;
+      const auto ready = rank->Until([](const v1::RankEvent& e) { return e.has_ready(); });
+      ASSERT_TRUE(ready.has_value());
+      command.mutable_peers()->add_blobs(ready->ready().peer_blob());
+    }
+    for (auto& rank : world) {
+      if (tcp) rank->Send(command);
+    }
+    const auto result = world[0]->Until([](const v1::RankEvent& e) { return e.has_result(); });
+    ASSERT_TRUE(result.has_value());
+    weights[tcp ? 1 : 0] = result->result().weights_sha256();
+    for (auto& rank : world) EXPECT_EQ(rank->Wait().code, 0);
+  }
+  EXPECT_EQ(weights[0], weights[1]);
+}
+
 TEST_F(RankProcessTest, SurvivorOfAKilledPeerIsAVictimThatNamesIt) {
   spec_.mutable_train()->set_steps(1'000'000);
   auto world = StartWorld(2);
