@@ -38,8 +38,9 @@ std::set<std::string> Kept(const DirectoryScan& scan, const JobIdentity& self,
     const int64_t step = candidate.name.step.value();
     if (!candidate.status.ok()) {
       // A write of ours may be under way, or a later generation's; one below a newer commit of ours is a leftover.
+      const bool given_up = FileExists(JoinPath(candidate.path, FailureName(Rank(0))));
       const bool live = candidate.name.generation > self.generation ||
-                        (candidate.name.generation == self.generation && newest.empty());
+                        (candidate.name.generation == self.generation && newest.empty() && !given_up);
       if (live || candidate.committed) kept.insert(candidate.path);  // a damaged one is for people to look at
       continue;
     }
@@ -73,11 +74,16 @@ Status CheckpointStore::Retain(const JobIdentity& self, const Retention& retenti
   return OkStatus();
 }
 
-Status CheckpointStore::Discard(const JobIdentity& self, Step step) const {
-  const std::string folder = StepFolder(self, step);
+Status CheckpointStore::Discard(const JobIdentity& self, Step step, std::string_view reason) const {
+  const std::string folder = StepFolder(self, step), mark = FailureName(Rank(0));
   if (!FileExists(folder)) return OkStatus();
   if (FileExists(JoinPath(folder, kManifestName))) return FailedPrecondition("{} is committed", folder);
-  return RemoveFolder(folder);
+  TUTTI_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListDirectory(folder));
+  for (const std::string& name : names) {
+    if (name != mark) TUTTI_RETURN_IF_ERROR(RemoveFile(JoinPath(folder, name)));
+  }
+  const Status marked = CreateFileExclusive(JoinPath(folder, mark), reason);
+  return marked.code() == absl::StatusCode::kAlreadyExists ? OkStatus() : marked;
 }
 
 }  // namespace tutti

@@ -108,8 +108,9 @@ class CheckpointStore {
   // longer the current one.
   Status Retain(const JobIdentity& self, const Retention& retention) const;
 
-  // By rank 0 after a write that failed: frees what it took. The folder must not be committed.
-  Status Discard(const JobIdentity& self, Step step) const;
+  // By rank 0 after a write that failed: frees what it took and leaves a mark with the reason, so that ranks that come
+  // late give up too. The next Retain removes the folder. It must not be committed.
+  Status Discard(const JobIdentity& self, Step step, std::string_view reason) const;
 
   // Step folder of this job, generation and step (absolute).
   std::string StepFolder(const JobIdentity& self, Step step) const;

@@ -137,12 +137,14 @@ class Writer final : public AsyncCheckpointWriter {
 
   CheckpointResult Run() {
     CheckpointResult result;
+    // What an earlier attempt left may be the space that this one needs.
+    if (IsRoot()) Note(store_.Retain(options_.self, CurrentRetention()), &result);
     result.step = Step(manifest_.step());
     result.path = store_.StepFolder(options_.self, result.step);
     auto receipt = WritePart(result.path);
     if (!receipt.ok()) {
       result.status = receipt.status();
-      Note(LeaveFailure(result.path, result.status), &result);
+      if (!IsRoot()) Note(LeaveFailure(result.path, result.status), &result);
     } else {
       result.bytes = receipt->bytes;
       if (IsRoot()) {
@@ -152,9 +154,22 @@ class Writer final : public AsyncCheckpointWriter {
         result.committed = result.status.ok();
       }
     }
-    if (IsRoot() && !result.status.ok() && !result.committed) Note(store_.Discard(options_.self, result.step), &result);
+    if (!result.status.ok() && !result.committed) Note(GiveUp(result), &result);
     result.seconds = std::chrono::duration<double>(clock_.Monotonic() - start_).count();
     return result;
+  }
+
+  CheckpointStore::Retention CurrentRetention() const {
+    std::lock_guard lock(mutex_);
+    return options_.retention;
+  }
+
+  // Frees what a write that failed took.
+  Status GiveUp(const CheckpointResult& result) const {
+    if (IsRoot()) return store_.Discard(options_.self, result.step, result.status.ToString());
+    if (result.status.code() == absl::StatusCode::kAlreadyExists) return OkStatus();  // not ours
+    TUTTI_RETURN_IF_ERROR(RemoveFile(JoinPath(result.path, SliceName(options_.rank))));
+    return RemoveFile(JoinPath(result.path, ReceiptName(options_.rank)));
   }
 
   static void Note(const Status& status, CheckpointResult* result) {
@@ -166,6 +181,7 @@ class Writer final : public AsyncCheckpointWriter {
     TUTTI_RETURN_IF_ERROR(store_.CheckCurrent(options_.self));
     TUTTI_RETURN_IF_ERROR(MakeDirectories(folder));
     TUTTI_RETURN_IF_ERROR(FsyncDirectory(store_.directory()));
+    if (FileExists(JoinPath(folder, FailureName(Rank(0))))) return RootGaveUp();
     Receipt receipt{.file = SliceName(options_.rank), .bytes = 0, .xxh3 = 0, .tensors = {}};
     const std::string path = JoinPath(folder, receipt.file);
     const Status written = WriteSlice(path, &receipt);
@@ -231,13 +247,14 @@ class Writer final : public AsyncCheckpointWriter {
     }
   }
 
+  Status RootGaveUp() const { return Unavailable("checkpoint of step {}: rank 0 gave it up", manifest_.step()); }
+
   Status AwaitCommit(const std::string& folder) {
     const std::string manifest = JoinPath(folder, kManifestName), failure = JoinPath(folder, FailureName(Rank(0)));
     return Await(
         [&]() -> StatusOr<bool> {
           if (FileExists(manifest)) return true;
-          if (FileExists(failure) || !FileExists(folder))
-            return Unavailable("checkpoint of step {}: rank 0 gave it up", manifest_.step());
+          if (FileExists(failure) || !FileExists(folder)) return RootGaveUp();
           return false;
         },
         [] { return std::string("manifest of rank 0"); });
@@ -296,12 +313,7 @@ class Writer final : public AsyncCheckpointWriter {
     TUTTI_RETURN_IF_ERROR(CreateFileExclusive(JoinPath(result->path, kManifestName), json));
     result->committed = true;
     Note(store_.LinkFriendlyName(options_.self, result->step), result);
-    CheckpointStore::Retention retention;
-    {
-      std::lock_guard lock(mutex_);
-      retention = options_.retention;
-    }
-    Note(store_.Retain(options_.self, retention), result);
+    Note(store_.Retain(options_.self, CurrentRetention()), result);
     return OkStatus();
   }
 
