@@ -13,15 +13,15 @@ constexpr int kReconnectMs = 20;  // an embedded coordinator appears within some
 constexpr int kMaxReconnectMs = 1000;
 constexpr int kConnectTimeoutMs = 5000;
 
-std::shared_ptr<grpc::Channel> Connect(const std::string& address) {
+std::shared_ptr<grpc::Channel> Connect(const Target& target) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMaxReceiveBytes);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kReconnectMs);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectTimeoutMs);
-  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kMaxReconnectMs);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, target.wait_for_start ? 2 * kReconnectMs : kMaxReconnectMs);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+  return grpc::CreateCustomChannel(target.address, grpc::InsecureChannelCredentials(), arguments);
 }
 
 Status FromGrpc(const grpc::Status& status, const Target& target) {
@@ -44,10 +44,10 @@ Status FromGrpc(const grpc::Status& status, const Target& target) {
 }  // namespace
 
 struct Client::Stubs {
-  explicit Stubs(const std::shared_ptr<grpc::Channel>& channel) : jobs(channel), nodes(channel), system(channel) {}
+  explicit Stubs(const std::shared_ptr<grpc::Channel>& channel) : jobs(channel), nodes(channel), version(channel) {}
   v1::JobService::Stub jobs;
   v1::NodeService::Stub nodes;
-  v1::SystemService::Stub system;
+  v1::SystemService::Stub version;
 };
 
 namespace {
@@ -89,7 +89,7 @@ void StreamStopper::Set(std::function<void()> cancel) {
   if (stopped_ && cancel_) cancel_();
 }
 
-Client::Client(const Target& target) : target_(target), stubs_(std::make_unique<Stubs>(Connect(target.address))) {}
+Client::Client(const Target& target) : target_(target), stubs_(std::make_unique<Stubs>(Connect(target))) {}
 Client::~Client() = default;
 
 StatusOr<v1::CreateJobResponse> Client::CreateJob(const v1::CreateJobRequest& request) {
@@ -134,7 +134,7 @@ StatusOr<v1::Node> Client::GetNode(const std::string& name) {
 }
 
 StatusOr<v1::GetVersionResponse> Client::GetVersion() {
-  return Call(&stubs_->system, &v1::SystemService::Stub::GetVersion, target_, v1::GetVersionRequest());
+  return Call(&stubs_->version, &v1::SystemService::Stub::GetVersion, target_, v1::GetVersionRequest());
 }
 
 Status Client::WatchJobs(const v1::WatchJobsRequest& request, StreamStopper* stopper,

@@ -25,6 +25,7 @@ constexpr size_t kKeptRuns = 10;
 constexpr Nanos kQuick = std::chrono::seconds(2);
 constexpr Nanos kRestartDelay = std::chrono::milliseconds(100);
 constexpr Nanos kOrderlyEnd = std::chrono::seconds(20);
+constexpr Nanos kCoordinatorEnd = std::chrono::milliseconds(300);  // its journal survives a kill at any instant
 constexpr Nanos kForcedEnd = std::chrono::seconds(8);
 
 StatusOr<std::string> StateRoot() {
@@ -95,6 +96,19 @@ std::string LastLines(const std::string& path) {
   std::string tail = text->size() > kBytes ? text->substr(text->size() - kBytes) : *text;
   if (text->size() > kBytes) tail = tail.substr(std::min(tail.find('\n') + 1, tail.size()));
   return tail;
+}
+
+// What is kept for reading needs no sockets.
+void RemoveSockets(const std::string& folder) {
+  const auto names = ListDirectory(folder);
+  if (!names.ok()) return;  // gone: so are its sockets
+  for (const std::string& name : *names) {
+    const std::string path = JoinPath(folder, name);
+    struct stat info {};
+    if (::lstat(path.c_str(), &info) != 0) continue;
+    if (S_ISDIR(info.st_mode)) RemoveSockets(path);
+    if (S_ISSOCK(info.st_mode)) ::unlink(path.c_str());
+  }
 }
 
 }  // namespace
@@ -186,19 +200,22 @@ Status Embedded::Supervise(Nanos now) {
   return OkStatus();
 }
 
-void Embedded::AwaitChildren(Nanos deadline) {
+void Embedded::AwaitChildren(std::initializer_list<Child*> children, Nanos limit) {
+  const Nanos deadline = SystemClock().Monotonic() + limit;
   for (;;) {
     std::vector<UniqueFd> ends;
     std::vector<pollfd> fds;
-    for (Child* child : {&coordinator_, &agent_}) {
+    bool all_gone = true;
+    for (Child* child : children) {
       if (Reap(child)) continue;
+      all_gone = false;
       auto end = OpenPidFd(child->pid);
       if (!end.ok()) continue;  // gone between the two calls: reaped in the next turn
       fds.push_back({end->get(), POLLIN, 0});
       ends.push_back(*std::move(end));
     }
     const Nanos left = deadline - SystemClock().Monotonic();
-    if ((coordinator_.pid <= 0 && agent_.pid <= 0) || left.count() <= 0) return;
+    if (all_gone || left.count() <= 0) return;
     ::poll(fds.data(), fds.size(), static_cast<int>(std::min<int64_t>(1000, left.count() / 1'000'000 + 1)));
   }
 }
@@ -211,15 +228,17 @@ void Embedded::Stop(bool kill) {
     ::kill(agent_.pid, SIGINT);
   }
   life_write_.Reset();
-  AwaitChildren(SystemClock().Monotonic() + (kill ? kForcedEnd : kOrderlyEnd));
+  AwaitChildren({&agent_}, kill ? kForcedEnd : kOrderlyEnd);
+  AwaitChildren({&coordinator_}, kCoordinatorEnd);
   for (Child* child : {&coordinator_, &agent_})
     if (child->pid > 0) ::kill(child->pid, SIGKILL);
-  AwaitChildren(SystemClock().Monotonic() + kForcedEnd);
+  AwaitChildren({&coordinator_, &agent_}, kForcedEnd);
   for (const std::string& path : {runtime_, kept_.empty() ? state_ : std::string()}) {
     if (path.empty()) continue;
     if (const Status removed = RemoveTree(path); !removed.ok())
       fmt::print(stderr, "left behind: {}\n", Message(removed));
   }
+  if (!kept_.empty()) RemoveSockets(state_);
   if (!kept_.empty() && ::rename(state_.c_str(), kept_.c_str()) != 0) {
     fmt::print(stderr, "{}\n", Message(ErrnoStatus(errno, fmt::format("rename {} to {}", state_, kept_))));
   }

@@ -8,6 +8,7 @@
 
 #include <sys/types.h>
 
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <vector>
@@ -52,7 +53,7 @@ class Embedded {
   Status MakeFolders(const std::string& id);
   Status StartChild(Child* child, Nanos now);
   bool Reap(Child* child);  // true: it is gone
-  void AwaitChildren(Nanos deadline);
+  void AwaitChildren(std::initializer_list<Child*> children, Nanos limit);
 
   std::string state_root_, state_, runtime_, socket_path_, kept_;
   UniqueFd lock_;

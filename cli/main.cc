@@ -134,6 +134,24 @@ int UnknownVerb(const std::string& word) {
   return kUsage;
 }
 
+// CLI11 reports what is missing before what it does not know, and knows no "did you mean".
+int CheckOptions(const CLI::App& app, int argc, char** argv) {
+  if (argc < 2 || argv[1][0] == '-') return kSucceeded;
+  const CLI::App* verb = app.get_subcommand(std::string(argv[1]));
+  std::vector<std::string> known;
+  for (const CLI::Option* option : verb->get_options())
+    for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
+  for (int i = 2; i < argc && std::string_view(argv[i]) != "--"; ++i) {
+    const std::string name = std::string(argv[i]).substr(0, std::string_view(argv[i]).find('='));
+    if (!name.starts_with("--") || std::find(known.begin(), known.end(), name) != known.end()) continue;
+    const std::string near = schema::NearestWord(name, known);
+    fmt::print(stderr, "tutti: unknown option '{}' of tutti {}{}\n", name, argv[1],
+               near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
+    return kUsage;
+  }
+  return kSucceeded;
+}
+
 int Main(int argc, char** argv) {
   CLI::App app("Trains neural networks on many machines as if they were one.", "tutti");
   app.require_subcommand(1);
@@ -149,6 +167,7 @@ int Main(int argc, char** argv) {
   const std::vector<std::string> names = VerbNames();
   if (argc > 1 && argv[1][0] != '-' && std::find(names.begin(), names.end(), argv[1]) == names.end())
     return UnknownVerb(argv[1]);
+  if (const int code = CheckOptions(app, argc, argv); code != kSucceeded) return code;
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

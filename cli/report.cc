@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <vector>
@@ -123,16 +124,20 @@ std::string PlanBlock(const v1::JobSpec& spec, const v1::TrainPlan& plan, int64_
 
 std::string RunLine(const v1::Job& job, double first_step_ms) {
   std::set<std::string> nodes;
-  for (const auto& share : job.status().assignment().nodes()) nodes.insert(share.node());
+  std::map<int32_t, std::string> slots;
+  for (const auto& share : job.status().assignment().nodes()) {
+    nodes.insert(share.node());
+    for (int i = 0; i < share.slots_size(); ++i) slots[share.first_rank() + i] = share.slots(i);
+  }
   std::string ranks;
   constexpr int kMaxRanksShown = 8;
   for (int i = 0; i < std::min(job.status().ranks_size(), kMaxRanksShown); ++i) {
     const v1::RankStatus& rank = job.status().ranks(i);
     std::string cores;
-    for (const int32_t core : rank.cores()) cores += fmt::format("{}{}", cores.empty() ? "" : ",", core);
-    ranks +=
-        fmt::format("{}rank {}{}{}", i == 0 ? ": " : ", ", rank.rank(), nodes.size() > 1 ? " on " + rank.node() : "",
-                    cores.empty() ? "" : fmt::format(" cores {}", cores));
+    for (const int32_t core : rank.cores()) cores += fmt::format("{}{}", cores.empty() ? " cores " : ",", core);
+    if (cores.empty() && !slots[rank.rank()].empty()) cores = " slot " + slots[rank.rank()];
+    ranks += fmt::format("{}rank {}{}{}", i == 0 ? ": " : ", ", rank.rank(),
+                         nodes.size() > 1 ? " on " + rank.node() : "", cores);
   }
   if (job.status().ranks_size() > kMaxRanksShown) ranks += fmt::format(", ... {} in all", job.status().ranks_size());
   std::string line =

@@ -22,6 +22,11 @@ constexpr int64_t kCancelDeadlineMs = 5000;
 constexpr auto kCreatePoll = std::chrono::milliseconds(20);
 constexpr int kCreateAttempts = 3;
 
+// Scripts get one object at the end and nothing else.
+bool Structured(const Options& options) {
+  return options.format() == Format::kJson || options.format() == Format::kYaml;
+}
+
 double Seconds(Nanos time) { return std::chrono::duration<double>(time).count(); }
 
 }  // namespace
@@ -44,9 +49,11 @@ Session::Session(const Options& options, const LoadedJob& job, Client* client, E
       client_(client),
       embedded_(embedded),
       signals_(std::move(signals)),
-      terminal_(options.format() == Format::kJson) {
+      terminal_(Structured(options)) {
   facts_.file = options.file;
   facts_.working_directory = AbsolutePath(".").value_or("");
+  while (facts_.working_directory.ends_with('/') || facts_.working_directory.ends_with("/."))
+    facts_.working_directory.pop_back();
 }
 
 StatusOr<v1::CreateJobResponse> Session::Create() {
@@ -193,7 +200,7 @@ void Session::OnJob(const v1::Job& job) {
   for (; failures_shown_ < status.failures_size(); ++failures_shown_) {
     const std::string block = FailureBlock(job_, status.failures(failures_shown_));
     terminal_.Print(block);
-    if (options_.format() == Format::kJson) fmt::print(stderr, "{}", block);
+    if (Structured(options_)) fmt::print(stderr, "{}", block);
   }
   if (status.state() == v1::JOB_STATE_PENDING && !status.wait_reason().empty() && status.wait_reason() != waited &&
       status.reason() != "NoNodes") {
@@ -248,14 +255,19 @@ int Session::Finish() {
   }
   if (cancelling_.valid()) cancelling_.wait();
   if (detached_) return kInterrupted;
+  if (embedded_ != nullptr && !never_runs_) VerifyLedger();
   if (never_runs_) {
     fmt::print(stderr, "{}\n", Printable(job_.status().wait_reason()));
-    return kNeverRuns;
+  } else {
+    terminal_.Print(DoneBlock(job_, facts_));
   }
-  if (embedded_ != nullptr) VerifyLedger();
-  terminal_.Print(DoneBlock(job_, facts_));
-  if (options_.format() == Format::kJson) fmt::print("{}\n", ResultJson(job_, facts_));
-  if (interrupts_ > 0) return kInterrupted;
+  if (Structured(options_)) {
+    const std::string result = ResultJson(job_, facts_);
+    fmt::print("{}{}", options_.format() == Format::kJson ? result : JsonToYaml(result),
+               options_.format() == Format::kJson ? "\n" : "");
+  }
+  if (never_runs_) return kNeverRuns;
+  if (interrupts_ > 0 && state != v1::JOB_STATE_SUCCEEDED) return kInterrupted;
   const bool inexact = facts_.ledger && !facts_.ledger->exact;
   if (inexact) fmt::print(stderr, "tutti: the ledger does not hold: {}\n", facts_.ledger->problem);
   if (state == v1::JOB_STATE_SUCCEEDED) return inexact ? kFailed : kSucceeded;

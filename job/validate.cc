@@ -248,11 +248,6 @@ class CombinationChecker {
         Add("spec.train", "neither epochs nor steps is given; expected one of them");
       }
     }
-    if (Usable({"spec.train.steps", "spec.schedule.warmupSteps"}) && train.steps() > 0 &&
-        spec_.schedule().warmup_steps() >= train.steps()) {
-      Add("spec.schedule.warmupSteps", fmt::format("{} leaves no step of train.steps {}; expected less",
-                                                   spec_.schedule().warmup_steps(), train.steps()));
-    }
     if (spec_.data().has_eval() || !usable_("spec.data.eval")) return;
     if (train.evaluate_every_steps() > 0)
       Add("spec.train.evaluateEverySteps", "there is nothing to evaluate on; expected data.eval");

@@ -239,8 +239,6 @@ TEST(JobFile, CombinationsWithoutMeaningAreRefused) {
   EXPECT_THAT(Errors(kJob, {"optimizer.beta1=0.9"}),
               HasSubstr("spec.optimizer.beta1: has no meaning with type sgd; expected only with adam or adamw"));
   EXPECT_THAT(Errors(kJob, {"schedule.type=step"}), HasSubstr("spec.schedule: missing key 'stepEvery'"));
-  EXPECT_THAT(Errors(kJob, {"train.steps=10", "schedule.warmupSteps=10"}),
-              HasSubstr("leaves no step of train.steps 10"));
   EXPECT_THAT(Errors(kJob, {"train.evaluateEverySteps=10"}), HasSubstr("nothing to evaluate on"));
   EXPECT_THAT(Errors(kJob, {"train.evaluateAtEnd=true"}), HasSubstr("nothing to evaluate on"));
   EXPECT_THAT(Errors(kJob, {"checkpoint.resume=path"}), HasSubstr("path needs checkpoint.resumeFrom"));

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
-#include <chrono>
+#include <ctime>
 
 #include "base/files.h"
 #include "job/job_file.h"
@@ -55,11 +55,11 @@ TEST(JobFileLimits, HostileInputIsRefusedFastAndCheaply) {  // SEC-07
   };
   const int64_t before = PeakResidentKiB();
   for (const auto& [what, text] : cases) {
-    const auto start = std::chrono::steady_clock::now();
+    const std::clock_t start = std::clock();  // processor time: other programs do not count
     const std::string error = Errors(text);
     EXPECT_THAT(error, HasSubstr("job.yaml:")) << what;
     EXPECT_LT(error.size(), 100'000u) << what;
-    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(1)) << what;
+    EXPECT_LT(std::clock() - start, CLOCKS_PER_SEC) << what;
   }
   EXPECT_LT(PeakResidentKiB() - before, 100 * 1024);
 }
