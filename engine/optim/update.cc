@@ -130,11 +130,13 @@ double ClipScale(double clip_norm, double norm) {
 UpdateProgram::UpdateProgram(const v1::Optimizer& optimizer, std::vector<UpdateTensor> tensors)
     : optimizer_(optimizer), tensors_(std::move(tensors)) {
   for (size_t t = 0; t < tensors_.size(); ++t) {
+    first_block_.push_back(blocks());
     for (int64_t at = 0; at < tensors_[t].elements; at += kNormBlock) {
       const int64_t n = std::min(kNormBlock, tensors_[t].elements - at);
       blocks_.push_back({static_cast<int32_t>(t), static_cast<int32_t>(n), at});
     }
   }
+  first_block_.push_back(blocks());
   sums_.resize(blocks_.size());
 }
 

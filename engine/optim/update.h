@@ -13,6 +13,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "engine/nn/model.h"
@@ -53,6 +54,8 @@ class UpdateProgram {
   UpdateProgram(const v1::Optimizer& optimizer, std::vector<UpdateTensor> tensors);
 
   int64_t blocks() const { return static_cast<int64_t>(blocks_.size()); }
+  // Blocks of tensor `t`: from .first up to .second.
+  std::pair<int64_t, int64_t> BlocksOf(int t) const { return {first_block_[t], first_block_[t + 1]}; }
   // One pass over blocks [first, last) with `threads` OpenMP threads; distinct ranges may run side by side.
   void Measure(int64_t first, int64_t last, int threads);
   // After all blocks were measured: their sum in block order.
@@ -68,7 +71,8 @@ class UpdateProgram {
   v1::Optimizer optimizer_;
   std::vector<UpdateTensor> tensors_;
   std::vector<Block> blocks_;
-  std::vector<double> sums_;  // by block: sum of squares; NaN: a non-finite element
+  std::vector<int64_t> first_block_;  // by tensor, and the end
+  std::vector<double> sums_;          // by block: sum of squares; NaN: a non-finite element
 };
 
 // Factor that brings a gradient of norm `norm` to at most `clip_norm` (0: no clipping), PyTorch's clip / (norm + 1e-6)

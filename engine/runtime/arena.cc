@@ -62,9 +62,13 @@ void* Arena::Find(std::string_view region) const {
 
 StatusOr<int64_t> Arena::MeasureResidentBytes() const {
   if (base_ == nullptr) return int64_t{0};
+  return CountResidentBytes(base_, layout_.total_bytes());
+}
+
+StatusOr<int64_t> CountResidentBytes(const void* begin, int64_t bytes) {
   const int64_t page = PageBytes();
-  std::vector<unsigned char> resident(static_cast<size_t>(layout_.total_bytes() / page));
-  if (mincore(base_, static_cast<size_t>(layout_.total_bytes()), resident.data()) != 0)
+  std::vector<unsigned char> resident(static_cast<size_t>(bytes / page));
+  if (mincore(const_cast<void*>(begin), static_cast<size_t>(bytes), resident.data()) != 0)
     return ErrnoStatus(errno, "counting resident pages of the arena");
   return page * std::count_if(resident.begin(), resident.end(), [](unsigned char flags) { return (flags & 1) != 0; });
 }

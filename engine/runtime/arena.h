@@ -56,4 +56,7 @@ class Arena {
   char* base_ = nullptr;
 };
 
+// Bytes of the pages of [begin, begin + bytes) that the kernel holds in memory now; `begin` is page-aligned, `bytes` whole pages.
+StatusOr<int64_t> CountResidentBytes(const void* begin, int64_t bytes);
+
 }  // namespace tutti

@@ -53,13 +53,8 @@ Status Checkpoints::Start(Progress* progress, std::string* resumed_from) {
 }
 
 StatusOr<std::optional<CheckpointInfo>> Checkpoints::Decide() {
-  TUTTI_RETURN_IF_ERROR(store_->Claim(self_));
-  Fence fence;
-  for (const v1::GenerationBase& base : config_.bases())
-    fence.Add(Generation(base.generation()), Step(base.base_step()));
-  fence.Add(self_.generation, Step(config_.base_step()));
   std::vector<std::string> notices;
-  auto start = store_->FindStart(config_.spec().checkpoint(), self_, fence, &notices);
+  auto start = store_->FindStart(config_.spec().checkpoint(), self_, &notices);
   for (std::string& notice : notices) state_.Notice(v1::NOTICE_LEVEL_WARNING, std::move(notice));
   return start;
 }
@@ -169,6 +164,7 @@ v1::Manifest Checkpoints::MakeManifest(const Progress& progress) const {
   manifest.set_update(progress.update);
   manifest.set_position(exe_.counts().ConsumedAfter(progress.step));
   manifest.set_data_digest(DigestText(data_digest_));
+  manifest.set_data_set_size(exe_.counts().data_set_size);
   *manifest.mutable_spec() = config_.spec();
   *manifest.mutable_bases() = config_.bases();
   v1::GenerationBase* own = manifest.add_bases();
@@ -191,6 +187,7 @@ void Checkpoints::Begin(const Progress& progress, bool is_final) {
 Status Checkpoints::Report(const CheckpointResult& result, bool is_final) {
   const bool may_go_on = config_.spec().checkpoint().on_error() == v1::DISK_FULL_POLICY_CONTINUE && !is_final &&
                          result.status.code() != absl::StatusCode::kAborted;
+  for (const std::string& notice : result.notices) state_.Notice(v1::NOTICE_LEVEL_WARNING, notice);
   if (!result.status.ok()) {
     if (!may_go_on) return Annotate(result.status, fmt::format("checkpoint of step {}", result.step.value()));
     state_.Notice(v1::NOTICE_LEVEL_WARNING, fmt::format("checkpoint of step {} was not written: {}",

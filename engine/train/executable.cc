@@ -197,7 +197,7 @@ void Executable::LayOut() {
   layout_.Reserve("parameters", flat_bytes);
   for (int s = 0; s < states_; ++s) layout_.Reserve(fmt::format("optimizer.{}", s), flat_bytes);
   layout_.Reserve("statistics", statistic_elements_ * 4);
-  for (int s = 0; s < tree_->slots(); ++s) layout_.Reserve(fmt::format("gradients.{}", s), flat_bytes);
+  for (int s = 0; s < tree_->slots(); ++s) gradient_layout_.Reserve(fmt::format("gradients.{}", s), flat_bytes);
   cell_stride_ = 2 * kFloatsPerLine + statistic_elements_;
   layout_.Reserve("cells", step_plan_.local_cells * cell_stride_ * 4);
   batch_bytes_ = Loader::BufferBytes(loader_options_, counts_, sample_elements_);
@@ -223,13 +223,16 @@ void Executable::FillPlan(const v1::JobSpec& spec, const v1::RankConfig& config,
   plan_.set_exact_bytes(true);
   v1::MemoryPlan& memory = *plan_.mutable_memory();
   memory.Clear();
+  for (const ArenaLayout::Region& region : gradient_layout_.regions()) {
+    memory.set_gradient_bytes(memory.gradient_bytes() + region.bytes);
+  }
   for (const ArenaLayout::Region& region : layout_.regions()) {
     const auto starts = [&](std::string_view prefix) { return region.name.starts_with(prefix); };
     const bool lane = starts("lane.");
     if (starts("parameters")) memory.set_weight_bytes(region.bytes);
     if (starts("optimizer")) memory.set_optimizer_bytes(memory.optimizer_bytes() + region.bytes);
     if (starts("statistics")) memory.set_statistic_bytes(region.bytes);
-    if (starts("gradients") || (lane && region.name.ends_with("gradients"))) {
+    if (lane && region.name.ends_with("gradients")) {
       memory.set_gradient_bytes(memory.gradient_bytes() + region.bytes);
     }
     if (starts("batches") || (lane && !region.name.ends_with("gradients") && !region.name.ends_with("workspace"))) {
@@ -243,14 +246,13 @@ void Executable::FillPlan(const v1::JobSpec& spec, const v1::RankConfig& config,
     memory.set_workspace_bytes(memory.workspace_bytes() + WorkspaceBytes(lane) - activations);
   }
   memory.set_data_set_bytes(data.resident_bytes);
-  SumMemory(sized, layout_.total_bytes(), lanes_->lanes(), &memory);
+  SumMemory(sized, layout_.total_bytes() + gradient_layout_.total_bytes(), lanes_->lanes(), &memory);
 }
 
 void Executable::Bind(const Arena& arena) {
   parameter_data_ = arena.Find<float>("parameters");
   for (int s = 0; s < states_; ++s) state_data_.push_back(arena.Find<float>(fmt::format("optimizer.{}", s)));
   statistic_data_ = arena.Find<float>("statistics");
-  for (int s = 0; s < tree_->slots(); ++s) gradient_slots_.push_back(arena.Find<float>(fmt::format("gradients.{}", s)));
   cells_ = arena.Find<float>("cells");
   batch_memory_ = arena.Find<std::byte>("batches");
   for (int lane = 0; lane < lanes_->lanes(); ++lane) {
@@ -268,6 +270,12 @@ void Executable::Bind(const Arena& arena) {
     find("result", &result);
     BindProgram(lane, result, &training_[lane]);
     if (evaluation_[lane].program) BindProgram(lane, result, &evaluation_[lane]);
+  }
+}
+
+void Executable::BindGradients(char* base) {
+  for (const ArenaLayout::Region& region : gradient_layout_.regions()) {
+    gradient_slots_.push_back(reinterpret_cast<float*>(base + region.offset));
   }
 }
 

@@ -63,7 +63,9 @@ class Executable {
   const TreeReducer& tree() const { return *tree_; }
   const StepPlan& step_plan() const { return step_plan_; }
   LanePool& lanes() { return *lanes_; }
+  // The arena in two parts: gradients lie where peers can reach them, if there is such a place.
   const ArenaLayout& arena_layout() const { return layout_; }
+  const ArenaLayout& gradient_layout() const { return gradient_layout_; }
   const v1::TrainPlan& plan() const { return plan_; }
   const std::vector<std::string>& kernel_choices() const { return kernel_choices_; }
   // Digest of all that ranks must agree on: graphs, layouts, tree, batch split.
@@ -78,6 +80,8 @@ class Executable {
 
   // Binds everything to `arena`, which must be made from arena_layout(). Once.
   void Bind(const Arena& arena);
+  // `base` has gradient_layout().total_bytes(), zero-filled. Once, before the first step.
+  void BindGradients(char* base);
   BoundProgram& training(int lane) { return training_[lane]; }
   BoundProgram& evaluation(int lane) { return evaluation_[lane]; }  // no program where the job does not evaluate
   HostScalars& scalars(int lane) { return *scalars_[lane]; }
@@ -125,7 +129,7 @@ class Executable {
   int64_t flat_elements_ = 0, statistic_elements_ = 0, cell_stride_ = 0, batch_bytes_ = 0, micro_ = 0,
           sample_elements_ = 1;
   int states_ = 0;
-  ArenaLayout layout_;
+  ArenaLayout layout_, gradient_layout_;
   v1::TrainPlan plan_;
   std::vector<std::string> kernel_choices_;
   uint64_t program_hash_ = 0;

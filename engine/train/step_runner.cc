@@ -57,6 +57,7 @@ StepRunner::StepRunner(const v1::RankConfig& config, Executable& executable, Run
     for (int s = 0; s < exe_.states(); ++s) t.states[s] = exe_.state_data(s) + p.offset;
   }
   update_ = std::make_unique<UpdateProgram>(config.spec().optimizer(), std::move(tensors));
+  measures_at_once_ = !exchanger_ && exe_.step_plan().local_cells == 1;
   lanes_.resize(exe_.lanes().lanes());
   for (int lane = 0; lane < exe_.lanes().lanes(); ++lane) {
     lanes_[lane].on_output = [this, lane](size_t external) { OnOutput(lane, external); };
@@ -182,6 +183,10 @@ void StepRunner::OnOutput(int lane, size_t external) {
     const StoredTensor& p = exe_.parameters()[parameter];
     AddInto(exe_.gradient_slot(state.call->slot) + p.offset, exe_.lane_gradient(lane) + p.offset, p.elements);
   }
+  if (measures_at_once_) {
+    const auto [first, last] = update_->BlocksOf(parameter);
+    update_->Measure(first, last, last - first < 8 ? 1 : exe_.lanes().threads());
+  }
   if (!state.starts_buckets) return;
   const int32_t bucket = bucket_of_[parameter];
   if (missing_[bucket].fetch_sub(1) == 1) {
@@ -218,6 +223,7 @@ Status StepRunner::Reduce(StepTimings* timings) {
 }
 
 GradientMeasure StepRunner::Measure() {
+  if (measures_at_once_) return update_->Measured();
   const int64_t blocks = update_->blocks(), lanes = exe_.lanes().lanes();
   exe_.lanes().RunAll(
       [&](int lane) { update_->Measure(blocks * lane / lanes, blocks * (lane + 1) / lanes, exe_.lanes().threads()); });

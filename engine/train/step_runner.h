@@ -70,6 +70,7 @@ class StepRunner {
   std::vector<std::atomic<int32_t>> missing_;  // by bucket: gradients of the last wave that are not there yet
   std::mutex start_mutex_;
   std::unique_ptr<UpdateProgram> update_;
+  bool measures_at_once_ = false;  // one cell is the whole gradient: measured while it is still in the cache
   std::vector<Lane> lanes_;
   int64_t sample_elements_ = 1;
 };

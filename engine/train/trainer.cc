@@ -3,12 +3,14 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <cstring>
 #include <optional>
 #include <vector>
 
 #include "base/check.h"
 #include "base/digest.h"
 #include "base/process.h"
+#include "engine/comm/shm.h"
 #include "engine/data/dataset.h"
 #include "engine/runtime/cpu/parallel.h"
 #include "engine/train/checkpoints.h"
@@ -48,6 +50,7 @@ class TrainingRun {
  private:
   StatusOr<v1::RankResult> RunSteps();
   Status Prepare();
+  Status PlaceGradients();
   Status AnnounceStart(const std::string& resumed_from);
   StatusOr<uint64_t> AgreedWeightsDigest();
   // Completes the next step; sets leave_ where all ranks agreed to stop after it.
@@ -61,6 +64,8 @@ class TrainingRun {
   const v1::JobSpec& spec_;
   Executable& exe_;
   const Arena& arena_;
+  std::optional<Arena> own_gradients_;  // where no window is shared with the peers
+  char* gradients_ = nullptr;
   const Dataset& train_;
   const Dataset* eval_;
   RunState& state_;
@@ -104,6 +109,7 @@ Status TrainingRun::Prepare() {
   TUTTI_RETURN_IF_ERROR(state_.Collective(CompareSequenceHash(
       state_.comm, exe_.program_hash(),
       fmt::format("job {} generation {} ({})", config_.job_id(), config_.generation(), spec_.metadata().name()))));
+  TUTTI_RETURN_IF_ERROR(PlaceGradients());
   checkpoints_.emplace(config_, exe_, train_, state_);
   std::string resumed_from;
   TUTTI_RETURN_IF_ERROR(checkpoints_->Start(&progress_, &resumed_from));
@@ -115,6 +121,23 @@ Status TrainingRun::Prepare() {
   step_times_.reserve(kStepTimes);
   state_.set_step(progress_.step);
   return AnnounceStart(resumed_from);
+}
+
+// In memory that all ranks of the host share gradients are summed where they lie; elsewhere they are copied out and in.
+Status TrainingRun::PlaceGradients() {
+  constexpr uintptr_t kPage = 4096;
+  const size_t bytes = static_cast<size_t>(exe_.gradient_layout().total_bytes());
+  const std::span<std::byte> window = ShmWindow(state_.comm);
+  const size_t skip = (kPage - reinterpret_cast<uintptr_t>(window.data()) % kPage) % kPage;
+  if (skip + bytes <= window.size()) {
+    gradients_ = reinterpret_cast<char*>(window.data()) + skip;
+    std::memset(gradients_, 0, bytes);  // takes the pages now, not in the step loop
+  } else {
+    TUTTI_ASSIGN_OR_RETURN(own_gradients_, Arena::Create(exe_.gradient_layout()));
+    gradients_ = own_gradients_->data();
+  }
+  exe_.BindGradients(gradients_);
+  return OkStatus();
 }
 
 Status TrainingRun::AnnounceStart(const std::string& resumed_from) {
@@ -242,7 +265,9 @@ StatusOr<v1::RankResult> TrainingRun::Finish() {
   result.set_weights_sha256(checkpoint.weights_sha256);
   result.set_final_checkpoint(checkpoint.path);
   TUTTI_ASSIGN_OR_RETURN(const int64_t arena_bytes, arena_.MeasureResidentBytes());
-  result.set_measured_arena_bytes(arena_bytes);
+  TUTTI_ASSIGN_OR_RETURN(const int64_t gradient_bytes,
+                         CountResidentBytes(gradients_, exe_.gradient_layout().total_bytes()));
+  result.set_measured_arena_bytes(arena_bytes + gradient_bytes);
   result.set_measured_resident_bytes(PeakResidentBytes());
   *result.mutable_plan() = exe_.plan();
   if (!step_times_.empty()) {

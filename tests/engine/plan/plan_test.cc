@@ -94,14 +94,14 @@ TEST(CheckFits, SaysWhatIsNeededAndWhatWouldFit) {
   spec.mutable_batch()->set_micro(1 << 18);
   DataShape data = Data();
   data.train_samples = 1 << 21;
-  const SlotShape slot{.memory_bytes = int64_t{16} << 30, .cores = 2};
+  const SlotShape slot{.memory_bytes = int64_t{8} << 30, .cores = 2};
   const auto plan = PlanJob(spec, data, slot);
   ASSERT_TRUE(plan.ok()) << plan.status();
   const Status fits = CheckFits(spec, data, slot, *plan);
   EXPECT_EQ(fits.code(), absl::StatusCode::kResourceExhausted);
   const std::string text = Message(fits);
   EXPECT_EQ(text.find("does not fit: rank needs "), 0u) << text;
-  EXPECT_NE(text.find("slot has 16.0 GiB"), std::string::npos) << text;
+  EXPECT_NE(text.find("slot has 8.0 GiB"), std::string::npos) << text;
   EXPECT_NE(text.find("would fit:"), std::string::npos) << text;
   EXPECT_NE(text.find("1 slot of"), std::string::npos) << text;
   EXPECT_TRUE(CheckFits(spec, data, {.cores = 2}, *plan).ok());  // memory not known
