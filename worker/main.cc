@@ -9,6 +9,7 @@
 #include "base/files.h"
 #include "base/log.h"
 #include "base/process.h"
+#include "worker/launch/layout.h"
 #include "worker/probe/network.h"
 #include "worker/probe/probe.h"
 #include "worker/rpc/agent_loop.h"
@@ -50,7 +51,7 @@ StatusOr<std::string> NodeName(const Flags& flags) {
   if (name.size() > 63 || !std::all_of(name.begin(), name.end(), allowed)) {
     return InvalidArgument("node name '{}' is not 1-63 characters of [A-Za-z0-9._-]: give --name", name);
   }
-  TUTTI_RETURN_IF_ERROR(WriteFileAtomic(path, name + "\n"));
+  TUTTI_RETURN_IF_ERROR(ReplaceFile(path, name + "\n", 0644));
   return name;
 }
 

@@ -22,7 +22,7 @@
 #include "base/status.h"
 #include "tutti/v1/agent.pb.h"
 #include "tutti/v1/shim.pb.h"
-#include "worker/launch/layout.h"
+#include "worker/agent/run_key.h"
 
 namespace tutti::worker {
 

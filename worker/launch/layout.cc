@@ -1,7 +1,11 @@
 #include "worker/launch/layout.h"
 
+#include <fcntl.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
+#include <cstdio>
 
 #include "base/files.h"
 
@@ -29,20 +33,9 @@ std::vector<int64_t> Generations(const std::string& job_directory) {
 
 }  // namespace
 
-std::string ToString(const RunKey& key) { return fmt::format("{} generation {}", key.job_id, key.generation); }
-RunKey KeyOf(const v1::Assignment& assignment) { return {assignment.job_id(), assignment.generation()}; }
-
 std::string RankLogFile(int32_t rank) { return fmt::format("rank-{}.log", rank); }
 std::string RankPidFile(int32_t rank) { return fmt::format("rank-{}.pid", rank); }
 std::string RankExitFile(int32_t rank) { return fmt::format("exit-{}.pb", rank); }
-
-Status CheckJobId(std::string_view job_id) {
-  const bool ok = !job_id.empty() && job_id.size() <= 64 && std::all_of(job_id.begin(), job_id.end(), [](char c) {
-    return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '_' || c == '-';
-  });
-  if (ok) return OkStatus();
-  return InvalidArgument("job id '{}' is not 1-64 characters of [A-Za-z0-9_-]", job_id.substr(0, 80));
-}
 
 std::string JobsDirectory(const std::string& state_directory) { return JoinPath(state_directory, "jobs"); }
 
@@ -57,9 +50,18 @@ StatusOr<std::string> RankLogPath(const RunKey& key, int32_t rank) {
   return fmt::format("{}/{}/{}", key.job_id, key.generation, RankLogFile(rank));
 }
 
+Status ReplaceFile(const std::string& path, std::string_view content, int mode) {
+  const std::string part = path + ".part";
+  UniqueFd file(::open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, mode));
+  if (!file.valid()) return ErrnoStatus(errno, fmt::format("open {}", part));
+  TUTTI_RETURN_IF_ERROR(WriteAll(file.get(), content));
+  if (::rename(part.c_str(), path.c_str()) != 0) return ErrnoStatus(errno, fmt::format("replace {}", path));
+  return OkStatus();
+}
+
 Status WriteRecord(const std::string& run_directory, const v1::StartJob& start) {
   TUTTI_RETURN_IF_ERROR(MakeDirectories(run_directory, 0700));
-  return WriteFileAtomic(JoinPath(run_directory, kRecordFile), start.SerializeAsString(), 0600);
+  return ReplaceFile(JoinPath(run_directory, kRecordFile), start.SerializeAsString());
 }
 
 StatusOr<v1::StartJob> ReadRecord(const std::string& run_directory) {
@@ -71,7 +73,7 @@ StatusOr<v1::StartJob> ReadRecord(const std::string& run_directory) {
 }
 
 Status MarkForgotten(const std::string& run_directory) {
-  return WriteFileAtomic(JoinPath(run_directory, kForgottenFile), "", 0600);
+  return ReplaceFile(JoinPath(run_directory, kForgottenFile), "");
 }
 
 StatusOr<std::vector<v1::StartJob>> ListRuns(const std::string& state_directory, std::vector<std::string>* problems) {

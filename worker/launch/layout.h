@@ -13,7 +13,6 @@
 //     forgotten     the coordinator keeps the outcome: only logs are of interest now
 #pragma once
 
-#include <compare>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -22,16 +21,9 @@
 
 #include "base/status.h"
 #include "tutti/v1/agent.pb.h"
+#include "worker/agent/run_key.h"
 
 namespace tutti::worker {
-
-struct RunKey {
-  std::string job_id;
-  int64_t generation = 0;
-  auto operator<=>(const RunKey&) const = default;
-};
-std::string ToString(const RunKey& key);  // "01JD3… generation 4"
-RunKey KeyOf(const v1::Assignment& assignment);
 
 inline constexpr char kRecordFile[] = "record.pb";
 inline constexpr char kShimLockFile[] = "shim.lock";
@@ -43,15 +35,16 @@ std::string RankLogFile(int32_t rank);  // "rank-3.log"
 std::string RankPidFile(int32_t rank);
 std::string RankExitFile(int32_t rank);
 
-// INVALID_ARGUMENT unless the id is 1-64 characters of [A-Za-z0-9_-]: it becomes a folder's name.
-Status CheckJobId(std::string_view job_id);
-
 std::string JobsDirectory(const std::string& state_directory);
 std::string RunDirectory(const std::string& state_directory, const RunKey& key);
 // Relative to JobsDirectory, for OpenBeneath. INVALID_ARGUMENT for a bad job id, generation or rank.
 StatusOr<std::string> RankLogPath(const RunKey& key, int32_t rank);
 
-// Makes the run's folder with its record, durable on return.
+// Replaces a file at once and without fsync: whole in the eyes of every process, whoever of us is killed. What it says
+// (pids, exit codes, records of runs) is about processes, which a power loss ends as well.
+Status ReplaceFile(const std::string& path, std::string_view content, int mode = 0600);
+
+// Makes the run's folder with its record.
 Status WriteRecord(const std::string& run_directory, const v1::StartJob& start);
 StatusOr<v1::StartJob> ReadRecord(const std::string& run_directory);
 Status MarkForgotten(const std::string& run_directory);

@@ -1,13 +1,13 @@
 #include "worker/probe/slot_lock.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <map>
-#include <thread>
 
 #include "base/files.h"
 
@@ -58,7 +58,7 @@ StatusOr<std::vector<UniqueFd>> SlotLocks::Lock(const std::string& slot_id, Nano
     auto lock = LockFile(path);
     while (!lock.ok() && lock.status().code() == absl::StatusCode::kFailedPrecondition &&
            SystemClock().Monotonic() < deadline) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      ::poll(nullptr, 0, 5);
       lock = LockFile(path);
     }
     if (!lock.ok()) return Annotate(lock.status(), fmt::format("slot {} is in use on this host", slot_id));

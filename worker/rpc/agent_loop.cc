@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/process.h"
 #include "worker/launch/launch.h"
+#include "worker/launch/layout.h"
 #include "worker/launch/local_socket.h"
 #include "worker/rpc/log_reader.h"
 
@@ -186,8 +187,7 @@ void AgentLoop::Perform(const AgentAction& action) {
     LogError("{}", close->reason);
     coordinator_->CloseStream();
   } else if (const auto* term = std::get_if<PersistTerm>(&action)) {
-    const Status written =
-        WriteFileAtomic(JoinPath(options_.state_directory, kTermFile), fmt::format("{}\n", term->term));
+    const Status written = ReplaceFile(JoinPath(options_.state_directory, kTermFile), fmt::format("{}\n", term->term));
     if (!written.ok()) LogError("{}", Message(written));
   } else if (const auto* launch = std::get_if<LaunchRun>(&action)) {
     const RunKey key = KeyOf(launch->start.assignment());
@@ -204,6 +204,8 @@ void AgentLoop::Perform(const AgentAction& action) {
     const std::string directory = RunDirectory(options_.state_directory, forget->key);
     const Status marked = FileExists(JoinPath(directory, kRecordFile)) ? MarkForgotten(directory) : OkStatus();
     if (!marked.ok()) LogError("{}", Message(marked));
+    const Status swept = SweepForgotten(options_.state_directory, kKeepForgottenJobs);
+    if (!swept.ok()) LogError("{}", Message(swept));
   } else if (const auto* read = std::get_if<ReadRankLog>(&action)) {
     v1::ConnectRequest message;
     *message.mutable_log() = ReadRankLogChunk(options_.state_directory, read->request);

@@ -7,11 +7,12 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
-#include <random>
 #include <thread>
 
 #include "base/clock.h"
+#include "base/digest.h"
 #include "base/log.h"
+#include "base/philox.h"
 #include "tutti/v1/agent.grpc.pb.h"
 
 namespace tutti::worker {
@@ -20,6 +21,10 @@ namespace {
 constexpr Millis kFirstBackoff{50};
 constexpr Millis kLastBackoff{1000};
 constexpr int kMaxMessageBytes = 64 << 20;
+
+gpr_timespec Soon() {
+  return gpr_time_add(gpr_now(GPR_CLOCK_REALTIME), gpr_time_from_millis(kLastBackoff.count(), GPR_TIMESPAN));
+}
 
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
   grpc::ChannelArguments arguments;
@@ -124,13 +129,15 @@ struct CoordinatorLink::Impl {
   }
 
   void Run() {
-    std::mt19937 random{std::random_device{}()};
+    const PhiloxKey key = MakePhiloxKey(Xxh3(NewUlid()), "reconnect");  // agents must not come back in step
+    uint32_t attempt = 0;
     Millis backoff = kFirstBackoff;
     while (true) {
-      const bool connected = channel->WaitForConnected(std::chrono::system_clock::now() + kLastBackoff);
+      const bool connected = channel->WaitForConnected(Soon());
       if (connected && Serve()) backoff = kFirstBackoff;
       std::unique_lock lock(mutex);
-      const Millis wait(std::uniform_int_distribution<int64_t>(backoff.count() / 2, backoff.count())(random));
+      const float jitter = UnitFloat(Philox4x32(key, {++attempt, 0, 0, 0})[0]);  // half to all of the backoff
+      const Millis wait(static_cast<int64_t>(static_cast<float>(backoff.count()) * (1 + jitter) / 2));
       if (changed.wait_for(lock, connected ? wait : Millis(0), [&] { return stopping; }) || stopping) return;
       backoff = std::min(backoff * 2, kLastBackoff);
     }

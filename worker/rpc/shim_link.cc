@@ -7,6 +7,7 @@
 
 #include "base/files.h"
 #include "base/log.h"
+#include "worker/launch/layout.h"
 #include "worker/launch/local_socket.h"
 #include "worker/shim/recover.h"
 

@@ -31,6 +31,7 @@ class AgentConnection {
   void Offer(const v1::ShimEvent& event);
   // Moves events from the file to the socket, as many as fit.
   Status Pump();
+  void Close() { socket_.Reset(); }
   // Attached, and everything that is in the file was handed to the kernel.
   bool told_all() const { return reader_ && outbox_.empty() && at_end_; }
 

@@ -57,15 +57,16 @@ StatusOr<EventLog> EventLog::Open(const std::string& path) {
   return log;
 }
 
-void EventLog::Append(v1::ShimEvent event, bool durable) {
+void EventLog::Append(v1::ShimEvent event) {
   event.set_sequence(++last_sequence_);
   std::string frame;
   AppendFrame(event.SerializeAsString(), &frame);
   waiting_.push_back(std::move(frame));
-  Status status = Flush();
-  if (status.ok() && durable) status = Fsync(fd_.get(), path_);
+  const Status status = Flush();
   if (!status.ok() && waiting_.size() <= 1) LogError("event {} waits in memory: {}", last_sequence_, Message(status));
 }
+
+Status EventLog::Sync() { return Fsync(fd_.get(), path_); }
 
 Status EventLog::Flush() {
   while (!waiting_.empty()) {

@@ -19,8 +19,9 @@ class EventLog {
   static StatusOr<EventLog> Open(const std::string& path);
 
   // Gives the event its sequence number and writes it. When the disk is full the event waits in memory and is written
-  // by a later Append or Flush, in order. `durable`: on the disk, not only in the page cache, on return.
-  void Append(v1::ShimEvent event, bool durable);
+  // by a later Append or Flush, in order. What was written outlives every process; Sync makes it outlive a power loss.
+  void Append(v1::ShimEvent event);
+  Status Sync();
   // What still waits; the error says why.
   Status Flush();
   size_t waiting() const { return waiting_.size(); }

@@ -99,9 +99,7 @@ Status RankProcess::TryStart(int memory_fd) {
   // The start time makes the pid safe to use after this shim: a later process of the same number has another.
   TUTTI_ASSIGN_OR_RETURN(const int64_t ticks, ProcessStartTicks(pid));
   const std::string path = JoinPath(config_.directory(), RankPidFile(launch.rank()));
-  const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
-  if (!file.valid()) return ErrnoStatus(errno, fmt::format("open {}", path));
-  return WriteAll(file.get(), fmt::format("{} {}\n", pid, ticks));
+  return ReplaceFile(path, fmt::format("{} {}\n", pid, ticks));
 }
 
 void RankProcess::Send(const v1::RankCommand& command) {
@@ -188,8 +186,9 @@ void RankProcess::Finish(const ExitStatus& exit, Nanos now, std::vector<v1::Rank
   log_->Close();
   cgroup_.reset();
   const std::string path = JoinPath(config_.directory(), RankExitFile(status_.rank()));
-  if (const Status written = WriteFileAtomic(path, status_.SerializeAsString(), 0600); !written.ok())
+  if (const Status written = ReplaceFile(path, status_.SerializeAsString()); !written.ok()) {
     LogError("{}", Message(written));
+  }
   ::unlink(JoinPath(config_.directory(), RankPidFile(status_.rank())).c_str());
 }
 
@@ -210,13 +209,7 @@ void RankProcess::Describe(const ExitStatus& exit) {
   } else if (terminated_) {
     status_.set_message(fmt::format("{} after our SIGTERM", tutti::Describe(exit)));
   } else if (exit.signal == SIGKILL) {
-    const std::string evidence = cgroup_->DescribeOutOfMemory();
-    status_.set_message(evidence.empty() ? "killed by signal 9 (SIGKILL), cause unknown, possibly memory"
-                                         : "killed by signal 9 (SIGKILL): " + evidence);
-  } else if (exit.signal) {
-    status_.set_message("killed by " + tutti::Describe(exit));
-  } else if (exit.code != 0) {
-    status_.set_message(tutti::Describe(exit));
+    status_.set_message(cgroup_->DescribeOutOfMemory());
   }
   if (exit.signal || exit.code != 0) {
     for (std::string& line : log_->LastLines(20)) status_.add_last_lines(std::move(line));

@@ -54,6 +54,7 @@ class RankProcess {
 
  private:
   Status TryStart(int memory_fd);
+  // The message only says what exit code and signal do not: the rank's own words, that we stopped it, or a reason.
   void Describe(const ExitStatus& exit);
   v1::RankEvent MakeNotice(v1::NoticeLevel level, const std::string& message) const;
 

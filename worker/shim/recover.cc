@@ -94,12 +94,13 @@ Status RecoverRun(const std::string& run_directory, const v1::StartJob& start, c
     v1::ShimEvent event;
     *event.mutable_exited() = LostStatus(run_directory, rank);
     LogWarning("{}: rank {} {}", ToString(KeyOf(start.assignment())), rank.rank(), event.exited().message());
-    log.Append(std::move(event), /*durable=*/true);
+    log.Append(std::move(event));
   }
   v1::ShimEvent end;
   end.set_all_exited(true);
-  log.Append(std::move(end), /*durable=*/true);
-  return log.Flush();
+  log.Append(std::move(end));
+  TUTTI_RETURN_IF_ERROR(log.Flush());
+  return log.Sync();
 }
 
 }  // namespace tutti::worker

@@ -59,7 +59,10 @@ Status Shim::Run() {
   TUTTI_RETURN_IF_ERROR(Open());
   StartRanks();
   while (!Done()) Turn();
-  return OkStatus();
+  if (agent_) agent_->Close();  // it need not wait for the disk
+  const Status synced = events_->Sync();
+  ::unlink(JoinPath(config_.directory(), kShimSocketFile).c_str());  // no socket outlives its listener
+  return synced;
 }
 
 Status Shim::Open() {
@@ -84,7 +87,7 @@ void Shim::StartRanks() {
     if (rank->alive()) continue;
     v1::ShimEvent event;
     *event.mutable_exited() = rank->status();
-    events_->Append(std::move(event), /*durable=*/true);
+    events_->Append(std::move(event));
   }
   memory_.Reset();  // the ranks hold it
   orphan_at_ = SystemClock().Monotonic() + Millis(config_.orphan_grace_ms());
@@ -164,7 +167,7 @@ void Shim::FinishRank(RankProcess& rank, const ExitStatus& exit, Nanos now) {
   OnRankEvents(std::move(last));
   v1::ShimEvent event;
   *event.mutable_exited() = rank.status();
-  events_->Append(std::move(event), /*durable=*/true);
+  events_->Append(std::move(event));
 }
 
 void Shim::OnRankEvents(std::vector<v1::RankEvent> events) {
@@ -179,7 +182,7 @@ void Shim::OnRankEvents(std::vector<v1::RankEvent> events) {
     const bool kept = !rank_event.has_heartbeat();
     *event.mutable_rank_event() = std::move(rank_event);
     if (kept) {
-      events_->Append(std::move(event), /*durable=*/false);
+      events_->Append(std::move(event));
     } else if (agent_) {
       agent_->Offer(event);
     }
@@ -305,7 +308,7 @@ void Shim::EndDescendants(Nanos now) {
   }
   v1::ShimEvent event;
   event.set_all_exited(true);
-  events_->Append(std::move(event), /*durable=*/true);
+  events_->Append(std::move(event));
 }
 
 // Said once for the run, in the name of its first rank here.
@@ -317,7 +320,7 @@ void Shim::NoteToAll(v1::NoticeLevel level, const std::string& message) {
   rank_event->set_unix_ms(SystemClock().UnixMillis());
   rank_event->mutable_notice()->set_level(level);
   rank_event->mutable_notice()->set_message(message);
-  events_->Append(std::move(event), /*durable=*/false);
+  events_->Append(std::move(event));
 }
 
 v1::ShimState Shim::State() const {
