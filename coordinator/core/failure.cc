@@ -198,6 +198,8 @@ void Stepper::Fail(JobEntry& entry) {
   const bool by_code =
       failure.exit_code() != 0 && std::find(codes.begin(), codes.end(), failure.exit_code()) != codes.end();
 
+  // What nodes do to a job is bounded by its own budget; attempts without progress only count against the job's own
+  // failures.
   std::string end;  // why there is no restart
   std::string reason(ReasonWord(failure.kind()));
   if (!node_fault && (entry.row.no_retry() || by_code)) {
@@ -205,7 +207,7 @@ void Stepper::Fail(JobEntry& entry) {
                   : "no restart: the rank says that it would fail again";
   } else if (used >= allowed) {
     end = fmt::format("no restart: {} of {} {} restarts used", used, allowed, budget);
-  } else if (entry.row.idle_failures() >= state_.options.idle_attempts) {
+  } else if (!node_fault && entry.row.idle_failures() >= state_.options.idle_attempts) {
     end = fmt::format("no restart: no progress in {} attempts", entry.row.idle_failures());
     reason = "NoProgress";
   }

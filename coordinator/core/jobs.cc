@@ -159,6 +159,7 @@ void Stepper::Assign(JobEntry& entry, std::vector<v1::NodeShare> nodes, std::vec
   status->set_generation(generation);
   status->set_attempts(status->attempts() + 1);
   status->clear_ranks();
+  status->clear_result();  // of a generation that yielded
   status->clear_wait_reason();
   status->set_reason("Placed");
   status->set_message(

@@ -1,5 +1,6 @@
 #include "coordinator/rpc/server.h"
 
+#include <grpc/support/time.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
@@ -135,7 +136,7 @@ StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options, Jo
 void Server::Shutdown() {
   if (impl_->server == nullptr) return;
   impl_->shell->Post([shell = impl_->shell.get()] { shell->CloseAll(); });
-  impl_->server->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(5));
+  impl_->server->Shutdown(gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_seconds(5, GPR_TIMESPAN)));
   impl_->server.reset();
   impl_->background.reset();
   impl_->shell.reset();  // runs what is still queued, and commits it

@@ -48,7 +48,7 @@ class FillableJournal : public Journal {
   std::unique_ptr<Journal> inner_;
 };
 
-v1::JobSpec ValidSpec(int64_t ranks = 1);  // services_test.cc
+v1::JobSpec ValidSpec(int64_t ranks = 1);
 
 class Coordinator {
  public:
@@ -253,5 +253,14 @@ class FakeAgent {
   int64_t sequence_ = 0;
   std::thread reader_;
 };
+
+// support.cc
+grpc::Status Create(const Coordinator& c, const std::string& uid, const v1::JobSpec& spec,
+                    v1::CreateJobResponse* response);
+std::string CreateOk(const Coordinator& c, const std::string& uid, const v1::JobSpec& spec = ValidSpec());
+v1::Job Get(const Coordinator& c, const std::string& id);
+// Follows the job until `wanted` holds; the deadline of the call bounds it.
+v1::Job WaitForJob(const Coordinator& c, const std::string& id, const std::function<bool(const v1::Job&)>& wanted);
+std::function<bool(const v1::Job&)> InState(v1::JobState state);
 
 }  // namespace tutti::coordinator
