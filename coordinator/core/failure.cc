@@ -46,6 +46,38 @@ std::string TryHint(const JobEntry& entry, const v1::Failure& failure) {
   return logs;
 }
 
+// Restarts are counted apart: what the job's own ranks did, and what nodes did to it.
+struct Budget {
+  bool node = false;
+  std::string_view name;
+  int32_t allowed = 0;
+  int32_t used = 0;
+};
+
+Budget BudgetOf(const v1::JobStatus& status, const v1::RestartPolicy& policy, const v1::Failure& failure) {
+  if (failure.kind() == v1::FAILURE_KIND_NODE)
+    return {true, "node-failure", policy.max_node_failures(), status.node_failures()};
+  return {false, "user-failure", policy.max_user_failures(), status.user_failures()};
+}
+
+// Empty where a restart is due. What nodes do to a job is bounded by their own budget alone: neither exit codes nor
+// attempts without progress speak of it.
+std::string WhyNoRestart(const JobEntry& entry, const v1::Failure& failure, const Budget& budget, int idle_attempts,
+                         std::string* reason) {
+  const auto& codes = entry.job().spec().restart().no_retry_exit_codes();
+  const bool by_code =
+      failure.exit_code() != 0 && std::find(codes.begin(), codes.end(), failure.exit_code()) != codes.end();
+  if (!budget.node && by_code)
+    return fmt::format("no restart: exit code {} says that it would fail again", failure.exit_code());
+  if (!budget.node && entry.row.no_retry()) return "no restart: the rank says that it would fail again";
+  if (budget.used >= budget.allowed) {
+    return fmt::format("no restart: {} of {} {} restarts used", budget.used, budget.allowed, budget.name);
+  }
+  if (budget.node || entry.row.idle_failures() < idle_attempts) return "";
+  *reason = "NoProgress";
+  return fmt::format("no restart: no progress in {} attempts", entry.row.idle_failures());
+}
+
 std::string_view ReasonWord(v1::FailureKind kind) {
   switch (kind) {
     case v1::FAILURE_KIND_NODE:
@@ -190,39 +222,21 @@ void Stepper::Fail(JobEntry& entry) {
       entry.row.best_step() > entry.row.start_best_step() || status->durable_step() > entry.row.start_durable_step();
   entry.row.set_idle_failures(progress ? 0 : entry.row.idle_failures() + 1);
   const v1::RestartPolicy& policy = entry.job().spec().restart();
-  const bool node_fault = failure.kind() == v1::FAILURE_KIND_NODE;
-  const std::string_view budget = node_fault ? "node-failure" : "user-failure";
-  const int32_t allowed = node_fault ? policy.max_node_failures() : policy.max_user_failures();
-  const int32_t used = node_fault ? status->node_failures() : status->user_failures();
-  const auto& codes = policy.no_retry_exit_codes();
-  const bool by_code =
-      failure.exit_code() != 0 && std::find(codes.begin(), codes.end(), failure.exit_code()) != codes.end();
-
-  // What nodes do to a job is bounded by its own budget; attempts without progress only count against the job's own
-  // failures.
-  std::string end;  // why there is no restart
+  const Budget budget = BudgetOf(*status, policy, failure);
   std::string reason(ReasonWord(failure.kind()));
-  if (!node_fault && (entry.row.no_retry() || by_code)) {
-    end = by_code ? fmt::format("no restart: exit code {} says that it would fail again", failure.exit_code())
-                  : "no restart: the rank says that it would fail again";
-  } else if (used >= allowed) {
-    end = fmt::format("no restart: {} of {} {} restarts used", used, allowed, budget);
-  } else if (!node_fault && entry.row.idle_failures() >= state_.options.idle_attempts) {
-    end = fmt::format("no restart: no progress in {} attempts", entry.row.idle_failures());
-    reason = "NoProgress";
-  }
+  const std::string end = WhyNoRestart(entry, failure, budget, state_.options.idle_attempts, &reason);
   Nanos backoff{0};
   if (end.empty()) {
     if (!progress) {
       backoff = Millis(policy.backoff_ms()) * (int64_t{1} << std::min(entry.row.idle_failures() - 1, 20));
       backoff = std::min(backoff, state_.options.max_backoff);
     }
-    node_fault ? status->set_node_failures(used + 1) : status->set_user_failures(used + 1);
+    budget.node ? status->set_node_failures(budget.used + 1) : status->set_user_failures(budget.used + 1);
     failure.set_next(fmt::format(
         "generation {} from step {}{} ({} of {} {} restarts used)", status->generation() + 1,
         WithCommas(status->durable_step()),
         backoff.count() > 0 ? fmt::format(" in {:.1f} s", std::chrono::duration<double>(backoff).count()) : "",
-        used + 1, allowed, budget));
+        budget.used + 1, budget.allowed, budget.name));
   } else {
     failure.set_next(end);
   }

@@ -70,6 +70,20 @@ std::string Wanted(const PlacementRequest& request) {
   return fmt::format("{}", request.ranks);
 }
 
+// Slots that nobody here holds and that are taken all the same.
+std::string HeldByStrangers(const ClusterView& cluster, const PlacementRequest& request) {
+  std::string text;
+  for (const NodeView& node : cluster.nodes) {
+    const auto stranger = [&](const SlotView& slot) {
+      return Eligible(slot, request) && slot.holder.empty() && slot.locked_elsewhere;
+    };
+    const auto count = std::count_if(node.slots.begin(), node.slots.end(), stranger);
+    if (count > 0 && text.size() < 200)
+      text += fmt::format("; {} held on {} by processes outside this cluster", count, node.name);
+  }
+  return text;
+}
+
 void Place(const std::vector<Candidate>& candidates, int64_t ranks, std::set<SlotName>* taken, Decision* decision) {
   int32_t first_rank = 0;
   int64_t left_over = 0;
@@ -117,7 +131,7 @@ std::vector<Decision> Schedule(const ClusterView& cluster, const std::vector<Pla
       const bool behind = free_without_queue >= request.ranks;
       decision.reason = behind ? "BehindOthers" : "InsufficientSlots";
       decision.message = fmt::format("waiting: needs {}, free {}{}", Wanted(request), free_without_queue,
-                                     behind ? ", which earlier jobs wait for" : "");
+                                     behind ? ", which earlier jobs wait for" : HeldByStrangers(cluster, request));
       for (const NodeView& node : cluster.nodes) {
         for (const SlotView& slot : node.slots) {
           if (Eligible(slot, request)) taken.insert({node.name, slot.id});

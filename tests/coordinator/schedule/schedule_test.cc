@@ -106,7 +106,7 @@ TEST(Schedule, SlotsThatOthersLockedOrNodesThatAreSilentAreNotFree) {
   cluster.nodes[1].usable = false;
   const auto decision = Schedule(cluster, {Job("j", 2)})[0];
   EXPECT_TRUE(decision.can_ever_run);
-  EXPECT_EQ(decision.message, "waiting: needs 2, free 1");
+  EXPECT_EQ(decision.message, "waiting: needs 2, free 1; 1 held on a by processes outside this cluster");
 }
 
 }  // namespace
