@@ -107,7 +107,9 @@ StatusOr<DirectoryScan> ScanDirectory(const std::string& directory) {
     if (info.ok()) {
       candidate.info = *std::move(info);
       for (const v1::GenerationBase& base : candidate.info.manifest->bases()) {
-        scan.fences[folder->tag].Add(Generation(base.generation()), Step(base.base_step()));
+        // Of itself a generation knows the truth; of others it knows what a coordinator had heard.
+        if (base.generation() != folder->generation.value()) continue;
+        scan.fences[folder->tag].Add(folder->generation, Step(base.base_step()));
       }
     }
     scan.candidates.push_back(std::move(candidate));

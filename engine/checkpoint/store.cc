@@ -39,12 +39,6 @@ std::optional<CheckpointInfo> Select(const DirectoryScan& scan, const std::map<s
   return std::nullopt;
 }
 
-std::map<std::string, Fence> Merged(std::map<std::string, Fence> fences, const std::string& job_id,
-                                    const Fence& known) {
-  fences[JobTag(job_id)].Add(known);
-  return fences;
-}
-
 // What `resume_from` names: a step folder, or a run folder's newest.
 StatusOr<CheckpointInfo> FindNamed(const std::string& path, std::vector<std::string>* notices) {
   if (path.empty() || !FileExists(path)) return NotFound("checkpoint.resumeFrom: {} does not exist", path);
@@ -94,23 +88,24 @@ StatusOr<std::optional<CheckpointInfo>> CheckpointStore::Latest(const std::strin
   TUTTI_ASSIGN_OR_RETURN(const DirectoryScan scan, ScanDirectory(directory_));
   const std::string tag = JobTag(job_id);
   const auto wanted = [&](const Candidate& c) { return job_id.empty() || c.name.tag == tag; };
-  return Select(scan, Merged(scan.fences, job_id, known), wanted, notices);
+  std::map<std::string, Fence> fences = scan.fences;
+  fences[tag].Add(known);
+  return Select(scan, fences, wanted, notices);
 }
 
 StatusOr<std::optional<CheckpointInfo>> CheckpointStore::FindStart(const v1::CheckpointPolicy& policy,
-                                                                   const JobIdentity& self, const Fence& known,
+                                                                   const JobIdentity& self,
                                                                    std::vector<std::string>* notices) const {
   TUTTI_RETURN_IF_ERROR(Claim(self));
   TUTTI_ASSIGN_OR_RETURN(const DirectoryScan scan, ScanDirectory(directory_));
   const std::string tag = JobTag(self.job_id);
-  const auto fences = Merged(scan.fences, self.job_id, known);
   const auto own = [&](const Candidate& c) { return c.name.tag == tag; };
   const auto foreign = [&](const Candidate& c) { return c.name.tag != tag && c.committed; };
-  std::optional<CheckpointInfo> start = Select(scan, fences, own, notices);
+  std::optional<CheckpointInfo> start = Select(scan, scan.fences, own, notices);
   if (!start && policy.resume() == v1::RESUME_MODE_PATH) {
     TUTTI_ASSIGN_OR_RETURN(start, FindNamed(policy.resume_from(), notices));
   } else if (!start && policy.resume() == v1::RESUME_MODE_AUTO) {
-    start = Select(scan, fences, foreign, notices);
+    start = Select(scan, scan.fences, foreign, notices);
   } else if (!start) {
     const auto other = std::find_if(scan.candidates.begin(), scan.candidates.end(), foreign);
     if (other != scan.candidates.end()) {

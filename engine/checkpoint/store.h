@@ -9,8 +9,8 @@
 //   runs/cnn/base.g2.5d1f09ac           the step that it started from (v1.GenerationBase)
 //
 // Nothing that was committed is overwritten. The fence at reading keeps a late zombie's history out: a manifest (g, s)
-// counts only if s <= the base step of every later generation of its job. Bases are known from the caller, from the
-// base files and from the manifests themselves.
+// counts only if s <= the base step of every later generation of its job. Each generation writes its own base here before
+// it trains, and into its manifests: the directory alone is the whole fence.
 #pragma once
 
 #include <cstdint>
@@ -89,9 +89,10 @@ class CheckpointStore {
   //   AUTO   the newest of any job, else from scratch
   //   PATH   policy.resume_from, a step folder or a run folder: NOT_FOUND with the path when it is absent or holds none
   // nullopt: from scratch. Claims the directory first, and records the decision as this generation's base before it
-  // returns. `known`: bases of earlier generations; they concern this job's checkpoints only.
+  // returns. A generation trains only after that, so what the directory says is the whole fence: what a coordinator
+  // last heard of may be older than the checkpoints that retention has kept, and would fence off all of them.
   StatusOr<std::optional<CheckpointInfo>> FindStart(const v1::CheckpointPolicy& policy, const JobIdentity& self,
-                                                    const Fence& known, std::vector<std::string>* notices) const;
+                                                    std::vector<std::string>* notices) const;
 
   // Older generations of this job stop deleting and committing. Durable on return; OK when it was claimed before.
   Status Claim(const JobIdentity& self) const;

@@ -74,7 +74,7 @@ TEST(CheckpointStore, LatestIsChosenByNumber) {  // CKP-03
   EXPECT_EQ(LoadCheckpoint(JoinPath(directory.path(), "handpicked")).value().info.step, Step(100));
   std::vector<std::string> notices;
   const auto start = job.store().FindStart(Policy(v1::RESUME_MODE_PATH, JoinPath(directory.path(), "handpicked")),
-                                           {"job-b", Generation(1)}, {}, &notices);
+                                           {"job-b", Generation(1)}, &notices);
   EXPECT_EQ(start.value()->step, Step(100));
 }
 
@@ -156,15 +156,14 @@ TEST(FindStart, AbsentPathIsNotFoundAndNeverFromScratch) {  // CKP-14
   const CheckpointStore store = CheckpointStore::Open(JoinPath(directory.path(), "run")).value();
   std::vector<std::string> notices;
   const auto start = [&](const std::string& path) {
-    return store.FindStart(Policy(v1::RESUME_MODE_PATH, path), {"job-a", Generation(1)}, {}, &notices);
+    return store.FindStart(Policy(v1::RESUME_MODE_PATH, path), {"job-a", Generation(1)}, &notices);
   };
   EXPECT_EQ(start("/no/such/dir").status().code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(Message(start("/no/such/dir").status()), HasSubstr("/no/such/dir"));
   ASSERT_TRUE(MakeDirectories(JoinPath(directory.path(), "empty")).ok());
   EXPECT_EQ(start(JoinPath(directory.path(), "empty")).status().code(), absl::StatusCode::kNotFound);
   // auto starts from scratch only because nothing is there.
-  EXPECT_FALSE(
-      store.FindStart(Policy(v1::RESUME_MODE_AUTO), {"job-a", Generation(1)}, {}, &notices).value().has_value());
+  EXPECT_FALSE(store.FindStart(Policy(v1::RESUME_MODE_AUTO), {"job-a", Generation(1)}, &notices).value().has_value());
 }
 
 TEST(FindStart, AnotherJobsRunIsRefusedUnlessResumed) {
@@ -175,19 +174,17 @@ TEST(FindStart, AnotherJobsRunIsRefusedUnlessResumed) {
   }
   const CheckpointStore store = CheckpointStore::Open(directory.path()).value();
   std::vector<std::string> notices;
-  const Status refused =
-      store.FindStart(Policy(v1::RESUME_MODE_NEVER), {"job-a", Generation(1)}, {}, &notices).status();
+  const Status refused = store.FindStart(Policy(v1::RESUME_MODE_NEVER), {"job-a", Generation(1)}, &notices).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(Message(refused), AllOf(HasSubstr(directory.path()), HasSubstr("step-30.g4")));
-  const auto start = store.FindStart(Policy(v1::RESUME_MODE_AUTO), {"job-a", Generation(2)}, {}, &notices).value();
+  const auto start = store.FindStart(Policy(v1::RESUME_MODE_AUTO), {"job-a", Generation(2)}, &notices).value();
   ASSERT_TRUE(start.has_value());
   EXPECT_EQ(start->step, Step(30));
   // From here on the job's own checkpoints count, although its generations are lower and its steps may repeat the old
   // job's.
   ToyGeneration job(directory.path(), 2, 1);
   ASSERT_TRUE(job.Save(20).status.ok());
-  EXPECT_EQ(store.FindStart(Policy(v1::RESUME_MODE_NEVER), {"job-a", Generation(3)}, {}, &notices).value()->step,
-            Step(20));
+  EXPECT_EQ(store.FindStart(Policy(v1::RESUME_MODE_NEVER), {"job-a", Generation(3)}, &notices).value()->step, Step(20));
   EXPECT_THAT(StepsOnDisk(directory.path()), ElementsAre(20, 30));  // the other job's folder is nobody's to delete
 }
 
@@ -198,14 +195,14 @@ TEST(FindStart, RestartGoesOnFromItsOwnNewestWhateverThePolicySays) {
   std::vector<std::string> notices;
   const CheckpointStore store = CheckpointStore::Open(directory.path()).value();
   const auto policy = Policy(v1::RESUME_MODE_PATH, other.path());
-  EXPECT_EQ(store.FindStart(policy, {"job-a", Generation(1)}, {}, &notices).value()->step, Step(7));
+  EXPECT_EQ(store.FindStart(policy, {"job-a", Generation(1)}, &notices).value()->step, Step(7));
   ToyGeneration first(directory.path(), 1, 1);
   ASSERT_TRUE(first.Save(12).status.ok());
-  EXPECT_EQ(store.FindStart(policy, {"job-a", Generation(2)}, {}, &notices).value()->step, Step(12));
+  EXPECT_EQ(store.FindStart(policy, {"job-a", Generation(2)}, &notices).value()->step, Step(12));
   // The same generation asks again: the same answer. It cannot start from another step.
-  EXPECT_EQ(store.FindStart(policy, {"job-a", Generation(2)}, {}, &notices).value()->step, Step(12));
+  EXPECT_EQ(store.FindStart(policy, {"job-a", Generation(2)}, &notices).value()->step, Step(12));
   ASSERT_TRUE(RemoveTree(first.Folder(12)).ok());
-  EXPECT_EQ(store.FindStart(policy, {"job-a", Generation(2)}, {}, &notices).status().code(),
+  EXPECT_EQ(store.FindStart(policy, {"job-a", Generation(2)}, &notices).status().code(),
             absl::StatusCode::kFailedPrecondition);
 }
 
@@ -215,7 +212,7 @@ TEST(Zombie, LateCommitIsNeverResumed) {
   ToyGeneration first(directory.path(), 1, 1), cut_off(apart.path(), 1, 1);
   ASSERT_TRUE(first.Save(10).status.ok());
   std::vector<std::string> notices;
-  EXPECT_EQ(first.store().FindStart(Policy(v1::RESUME_MODE_AUTO), {"job-a", Generation(2)}, {}, &notices).value()->step,
+  EXPECT_EQ(first.store().FindStart(Policy(v1::RESUME_MODE_AUTO), {"job-a", Generation(2)}, &notices).value()->step,
             Step(10));
   // The zombie's own check stops it where it can see the claim.
   const CheckpointResult fenced = first.Save(15);
@@ -225,8 +222,7 @@ TEST(Zombie, LateCommitIsNeverResumed) {
   ASSERT_TRUE(cut_off.Save(20).status.ok());
   ASSERT_TRUE(RenamePath(cut_off.Folder(20), first.Folder(20)).ok());
   // Generation 2 never committed: only the base file that it left speaks for it.
-  const auto start =
-      first.store().FindStart(Policy(v1::RESUME_MODE_AUTO), {"job-a", Generation(3)}, {}, &notices).value();
+  const auto start = first.store().FindStart(Policy(v1::RESUME_MODE_AUTO), {"job-a", Generation(3)}, &notices).value();
   EXPECT_EQ(start->step, Step(10));
   EXPECT_THAT(notices, Contains(AllOf(HasSubstr("step-20.g1"), HasSubstr("later generation"))));
   // The same from the caller's knowledge and from manifests alone.
@@ -239,6 +235,17 @@ TEST(Zombie, LateCommitIsNeverResumed) {
   ToyGeneration third(directory.path(), 3, 1, {.base = 10});
   ASSERT_TRUE(third.Save(12).status.ok());
   EXPECT_EQ(LatestOf(first.store())->step, Step(12));
+}
+
+// A generation that only claimed, and died, fences nothing: it never trained.
+TEST(Zombie, ClaimAloneFencesNothing) {
+  const TempDirectory directory = NewDirectory();
+  ToyGeneration first(directory.path(), 1, 1);
+  ASSERT_TRUE(first.Save(10).status.ok());
+  ASSERT_TRUE(first.store().Claim({"job-a", Generation(2)}).ok());
+  std::vector<std::string> notices;
+  const auto start = first.store().FindStart(Policy(v1::RESUME_MODE_AUTO), {"job-a", Generation(3)}, &notices).value();
+  EXPECT_EQ(start->step, Step(10));
 }
 
 TEST(Zombie, DeletesNothingAnyMore) {

@@ -12,7 +12,7 @@ int main(int argc, char** argv) {
   v1::CheckpointPolicy policy;
   policy.set_resume(v1::RESUME_MODE_AUTO);
   std::vector<std::string> notices;
-  const auto start = store.FindStart(policy, self, {}, &notices).value();
+  const auto start = store.FindStart(policy, self, &notices).value();
   const int64_t base = start ? start->step.value() : 0;
   tutti::testing::ToyGeneration job(argv[1], self.generation.value(), 2,
                                     {.tensors = tutti::testing::CrashState(), .keep = 2, .base = base});
