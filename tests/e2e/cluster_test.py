@@ -16,16 +16,23 @@ class Cluster(E2ETest):
         state = self.box.folder / "coordinator"
         (state / "address").unlink(missing_ok=True)
         process = self.box.start("tutti-coordinator", "--state-dir", state, "--listen", f"127.0.0.1:{port}",
-                                 stdout=subprocess.DEVNULL, stderr=open(self.box.folder / "coordinator.log", "a"))
+                                 stdout=subprocess.DEVNULL, stderr=self.log("coordinator"))
         wait_until(lambda: (state / "address").exists(), "the coordinator listens")
         self.box.env["TUTTI_COORDINATOR"] = (state / "address").read_text().strip()
         self.box.env["TUTTI_TOKEN_FILE"] = str(state / "token")
         return process
 
     def start_agent(self, name, slots=1):
+        """Agents of one slot stand for machines: each has a core of this machine to itself (slots are locked host-wide)."""
+        cores = {"a": {0}, "b": {1}}[name] if slots == 1 else {0, 1}
         return self.box.start("tutti-worker", "--coordinator", self.box.env["TUTTI_COORDINATOR"], "--state-dir",
                               self.box.folder / f"agent-{name}", "--name", name, "--slots", slots, stdout=subprocess.DEVNULL,
-                              stderr=open(self.box.folder / f"agent-{name}.log", "a"))
+                              preexec_fn=lambda: os.sched_setaffinity(0, cores), stderr=self.log(f"agent-{name}"))
+
+    def log(self, name):
+        file = open(self.box.folder / f"{name}.log", "a")
+        self.addCleanup(file.close)
+        return file
 
     def nodes(self):
         code, out, err = self.box.call("tutti", "get", "nodes", "-o", "json")
@@ -76,7 +83,7 @@ class Cluster(E2ETest):
         self.assertIn("token", err)
         code, _, err = self.box.call("tutti-coordinator", "--state-dir", self.box.folder / "open", "--listen", "0.0.0.0:0")
         self.assertNotEqual(code, 0)
-        self.assertIn("mTLS", err)
+        self.assertIn("mutually authenticated", err)
 
     def test_waiting_and_impossible_jobs_say_why(self):  # SCH-02
         self.start_coordinator()
@@ -106,7 +113,7 @@ class Cluster(E2ETest):
         self.wait_for_nodes(2)
         job_id = self.submit(self.box.write_job("re-form", train_epochs=None, train_steps=3000, restart_backoffMs=10))
         wait_until(lambda: int(self.job(job_id)["status"].get("durableStep", 0)) >= 10, "a durable step")
-        agent_b = f"agent-b"
+        agent_b = "agent-b"
         lost.kill()
         lost.wait()
         for name in ("tutti-shim", "tutti-rank"):  # the whole node is gone
