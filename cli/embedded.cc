@@ -21,6 +21,7 @@ namespace {
 constexpr size_t kMaxSocketPath = 107;
 constexpr int kLifeFd = 3;
 constexpr int kMaxQuickDeaths = 5;
+constexpr int64_t kStaleSeconds = 60;  // a run locks its folder within milliseconds of making it
 constexpr size_t kKeptRuns = 10;
 constexpr Nanos kQuick = std::chrono::seconds(2);
 constexpr Nanos kRestartDelay = std::chrono::milliseconds(100);
@@ -72,6 +73,12 @@ void Sweep(const std::string& root) {
   for (const std::string& name : *names) {
     const std::string path = JoinPath(root, name);
     if (name.starts_with("failed-")) failed.push_back(path);
+    struct stat info {};
+    if (name.starts_with("new-") && ::lstat(path.c_str(), &info) == 0 &&
+        SystemClock().UnixMillis() / 1000 - info.st_mtime > kStaleSeconds) {
+      if (const Status removed = RemoveTree(path); !removed.ok())
+        fmt::print(stderr, "left behind: {}\n", Message(removed));
+    }
     if (!name.starts_with("run-")) continue;
     const auto lock = LockFile(JoinPath(path, "lock"));
     if (!lock.ok()) continue;
@@ -148,9 +155,12 @@ Embedded::~Embedded() { Stop(true); }
 
 Status Embedded::MakeFolders(const std::string& id) {
   TUTTI_RETURN_IF_ERROR(MakeDirectories(state_root_, 0700));
+  // Locked before it has the name that sweeps look for.
+  const std::string fresh = JoinPath(state_root_, "new-" + id);
+  TUTTI_RETURN_IF_ERROR(MakePrivate(fresh));
+  TUTTI_ASSIGN_OR_RETURN(lock_, LockFile(JoinPath(fresh, "lock")));
   state_ = JoinPath(state_root_, "run-" + id);
-  TUTTI_RETURN_IF_ERROR(MakePrivate(state_));
-  TUTTI_ASSIGN_OR_RETURN(lock_, LockFile(JoinPath(state_, "lock")));
+  if (::rename(fresh.c_str(), state_.c_str()) != 0) return ErrnoStatus(errno, state_);
   TUTTI_ASSIGN_OR_RETURN(runtime_, RuntimeFolder(id));
   TUTTI_RETURN_IF_ERROR(WriteFileAtomic(JoinPath(state_, "runtime"), runtime_));
   socket_path_ = JoinPath(runtime_, "coordinator.sock");

@@ -81,12 +81,21 @@ Json Element(const Message& message, const FieldDescriptor* field, int i) {
   return nullptr;
 }
 
+// Numbers and booleans also where they are zero (an exit code of 0 is a fact); all else only where it is set.
+bool IsShown(const Message& message, const FieldDescriptor* field) {
+  if (field->is_repeated()) return message.GetReflection()->FieldSize(message, field) > 0;
+  const bool is_value = field->cpp_type() != FieldDescriptor::CPPTYPE_MESSAGE &&
+                        field->cpp_type() != FieldDescriptor::CPPTYPE_STRING &&
+                        field->cpp_type() != FieldDescriptor::CPPTYPE_ENUM;
+  return message.GetReflection()->HasField(message, field) || (is_value && field->containing_oneof() == nullptr);
+}
+
 Json ToJson(const Message& message) {
   const auto& r = *message.GetReflection();
-  std::vector<const FieldDescriptor*> fields;
-  r.ListFields(message, &fields);
   Json out = Json::object();
-  for (const FieldDescriptor* field : fields) {
+  for (int i = 0; i < message.GetDescriptor()->field_count(); ++i) {
+    const FieldDescriptor* field = message.GetDescriptor()->field(i);
+    if (!IsShown(message, field)) continue;
     if (field->is_map()) {
       std::map<std::string, Json> sorted;
       for (int i = 0; i < r.FieldSize(message, field); ++i) {

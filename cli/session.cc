@@ -73,6 +73,8 @@ StatusOr<v1::CreateJobResponse> Session::Create() {
     std::future<StatusOr<v1::CreateJobResponse>> call =
         std::async(std::launch::async, [&] { return client_->CreateJob(request); });
     while (call.wait_for(kCreatePoll) != std::future_status::ready) {
+      early_interrupts_ += TakeInterrupts();
+      if (early_interrupts_ > 1) return Aborted("interrupted before the coordinator answered");
       if (embedded_ != nullptr) TUTTI_RETURN_IF_ERROR(embedded_->Supervise(SystemClock().Monotonic()));
     }
     response = call.get();
@@ -84,6 +86,7 @@ StatusOr<v1::CreateJobResponse> Session::Create() {
 int Session::ReportCreateError(const Status& status) {
   fmt::print(stderr, "{}\n", LocateLayerError(loaded_, Message(status)));
   if (status.code() == absl::StatusCode::kResourceExhausted) return kNeverRuns;
+  if (early_interrupts_ > 0) return kInterrupted;
   return ExitCodeOf(status);
 }
 
@@ -98,6 +101,7 @@ int Session::Run() {
     progress_.SetTotals(created->plan().steps(), loaded_.spec.train().epochs());
     terminal_.Print(PlanBlock(loaded_.spec, created->plan(), 0));
   }
+  for (; early_interrupts_ > 0; --early_interrupts_) Interrupt();
   const Status followed = Follow();
   terminal_.ClearStatus();
   if (!followed.ok()) {
@@ -118,7 +122,7 @@ Status Session::Follow() {
   while (!ended()) {
     pollfd fds[] = {{signals_.get(), POLLIN, 0}, {follower->wake_fd(), POLLIN, 0}};
     ::poll(fds, 2, kTurnMs);
-    OnSignals();
+    for (int i = TakeInterrupts(); i > 0; --i) Interrupt();
     if (embedded_ != nullptr) TUTTI_RETURN_IF_ERROR(embedded_->Supervise(SystemClock().Monotonic()));
     for (const v1::WatchJobsResponse& event : follower->Take()) OnEvent(event);
     if (ended()) break;
@@ -133,11 +137,11 @@ Status Session::Follow() {
   return OkStatus();
 }
 
-void Session::OnSignals() {
+int Session::TakeInterrupts() {
+  int count = 0;
   signalfd_siginfo info{};
-  while (::read(signals_.get(), &info, sizeof info) == sizeof info) {
-    if (info.ssi_signo != SIGCHLD) Interrupt();
-  }
+  while (::read(signals_.get(), &info, sizeof info) == sizeof info) count += info.ssi_signo != SIGCHLD ? 1 : 0;
+  return count;
 }
 
 // Once: checkpoint, then cancel. Twice: kill. Of a job that is not ours: stop following.

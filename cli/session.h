@@ -28,7 +28,7 @@ class Session {
  private:
   StatusOr<v1::CreateJobResponse> Create();
   Status Follow();
-  void OnSignals();
+  int TakeInterrupts();  // signals since the last call that ask to end
   void Interrupt();
   void OnEvent(const v1::WatchJobsResponse& event);
   void OnJob(const v1::Job& job);
@@ -50,7 +50,8 @@ class Session {
   v1::Job job_;
   int64_t submit_unix_ms_ = 0;
   Nanos submit_{0};
-  Nanos kill_at_{0};  // 0: no interrupt yet
+  Nanos kill_at_{0};          // 0: no interrupt yet
+  int early_interrupts_ = 0;  // before there was a job to cancel
   int interrupts_ = 0;
   int failures_shown_ = 0;
   bool plan_shown_ = false, run_shown_ = false;

@@ -9,7 +9,7 @@
 
 #include "cli/completion.h"
 #include "cli/json.h"
-#include "tutti/v1/rank.pb.h"
+#include "tutti/v1/cluster.pb.h"
 
 namespace tutti::cli {
 namespace {
@@ -62,13 +62,24 @@ TEST(MessageText, NumbersStayNumbersAndNanIsNull) {  // LOG-01
   EXPECT_THAT(list, Not(HasSubstr("nan")));
 }
 
-TEST(MessageText, YamlHasBlocks) {
-  v1::RankConfig config;
-  config.set_job_id("x: y");
-  config.add_cores(3);
-  config.mutable_spec()->mutable_metadata()->set_name("job");
-  EXPECT_EQ(MessageText(config, Format::kYaml),
-            "jobId: \"x: y\"\nspec:\n  metadata:\n    name: \"job\"\ncores:\n  - 3\n");
+TEST(MessageText, ZeroIsAFactAndYamlHasBlocks) {  // API-06
+  v1::RankStatus status;
+  status.set_node("x: y");
+  status.add_cores(3);
+  const auto json = nlohmann::json::parse(MessageText(status, Format::kJson));
+  EXPECT_EQ(json["rank"], 0);
+  EXPECT_EQ(json["exitCode"], 0);
+  EXPECT_EQ(json["victim"], false);
+  EXPECT_FALSE(json.contains("message"));
+  v1::JobSpec spec;
+  spec.mutable_metadata()->set_name("job");
+  (*spec.mutable_metadata()->mutable_labels())["a b"] = "c";
+  spec.mutable_restart()->add_no_retry_exit_codes(2);
+  spec.mutable_restart()->set_grace_ms(5);
+  EXPECT_EQ(MessageText(spec, Format::kYaml),
+            "metadata:\n  name: \"job\"\n  labels:\n    \"a b\": \"c\"\nrestart:\n  maxUserFailures: 0\n  "
+            "maxNodeFailures: 0\n"
+            "  backoffMs: 0\n  noRetryExitCodes:\n    - 2\n  graceMs: 5\n  collectiveTimeoutMs: 0\n");
 }
 
 TEST(CompletionScript, NamesEveryVerbForBothShells) {
