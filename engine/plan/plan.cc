@@ -165,7 +165,7 @@ int32_t LanesOf(const v1::JobSpec& spec, int32_t local_shards, int32_t cores) {
 
 int64_t ProcessOverheadBytes(int32_t lanes, int32_t threads) {
   // Code and libraries with their tables, and generated kernels; each thread keeps a stack and an allocator arena.
-  return 28 * kMiB + static_cast<int64_t>(lanes) * threads * kMiB / 2;
+  return 25 * kMiB + kMiB / 2 + static_cast<int64_t>(lanes) * threads * kMiB / 4;
 }
 
 void SumMemory(const v1::JobSpec& spec, int64_t arena_bytes, int32_t lanes, v1::MemoryPlan* memory) {
