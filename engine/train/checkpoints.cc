@@ -8,6 +8,7 @@
 namespace tutti {
 namespace {
 
+constexpr Nanos kSlowCheckpoint = std::chrono::seconds(5);  // far below the time limit of collectives
 constexpr std::string_view kStatisticPrefix = "statistic/";
 
 std::string StateName(const StoredTensor& parameter, std::string_view state) {
@@ -178,10 +179,13 @@ v1::Manifest Checkpoints::MakeManifest(const Progress& progress) const {
   return manifest;
 }
 
+bool Checkpoints::slow() const { return writer_->busy() && state_.clock.Monotonic() - begun_ > kSlowCheckpoint; }
+
 void Checkpoints::Begin(const Progress& progress, bool is_final) {
   if (is_final) final_step_ = progress.step;
   if (config_.spec().checkpoint().keep_best() && progress.best_step > 0) writer_->SetBest(progress.best_step);
   writer_->Begin(MakeManifest(progress), progress.ledger, is_final);
+  begun_ = state_.clock.Monotonic();
 }
 
 Status Checkpoints::Report(const CheckpointResult& result, bool is_final) {

@@ -40,6 +40,8 @@ class Checkpoints {
   // Collective in the sense that every rank calls it for the same steps; no communication. The step loop pays for a
   // copy.
   void Begin(const Progress& progress, bool is_final);
+  // One has been in flight for so long that Begin would hold this rank up, and its peers with it.
+  bool slow() const;
   // Reports finished writes; an error is returned where the policy says that it fails the job.
   Status Poll();
   // Waits for the final one. The result of rank 0 names weights and folder.
@@ -66,6 +68,7 @@ class Checkpoints {
   std::unique_ptr<AsyncCheckpointWriter> writer_;
   int64_t base_step_ = 0;  // that this generation resumed from
   int64_t final_step_ = -1;
+  Nanos begun_{0};  // when the newest was
   std::optional<CheckpointResult> final_;
 };
 

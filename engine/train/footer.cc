@@ -43,6 +43,7 @@ StatusOr<FooterOutcome> Footer::Exchange(Communicator& comm, const FooterHeader&
           header.generation, header.step, header.valid, header.sample_digest);
     }
     outcome.finite = outcome.finite && other.finite != 0;
+    outcome.checkpoint_slow = outcome.checkpoint_slow || other.checkpoint_slow != 0;
     outcome.intent = static_cast<v1::Intent>(std::max<int>(outcome.intent, other.intent));
     outcome.checkpoint_requests = std::max(outcome.checkpoint_requests, other.checkpoint_requests);
   }

@@ -25,7 +25,9 @@ struct FooterHeader {
   uint64_t sample_digest = 0;       // likewise
   int64_t checkpoint_requests = 0;  // so far
   int32_t intent = v1::INTENT_RUN;
-  int32_t finite = 1;  // of the reduced gradient
+  int32_t finite = 1;           // of the reduced gradient
+  int32_t checkpoint_slow = 0;  // this rank has been writing the last one for long: not yet another
+  int32_t unused = 0;           // keeps the size a multiple of 8
 };
 
 struct FooterOutcome {
@@ -33,6 +35,7 @@ struct FooterOutcome {
   v1::Intent intent = v1::INTENT_RUN;  // the highest that any rank heard
   int64_t checkpoint_requests = 0;     // likewise
   double loss_sum = 0;                 // in cell order, f64
+  bool checkpoint_slow = false;        // on any rank
   int64_t correct = 0;
 };
 

@@ -69,7 +69,7 @@ StepRunner::StepRunner(const v1::RankConfig& config, Executable& executable, Run
 
 StepRunner::~StepRunner() = default;
 
-StatusOr<StepOutcome> StepRunner::Run(const Batch& batch, int64_t update) {
+StatusOr<StepOutcome> StepRunner::Run(const Batch& batch, int64_t update, bool checkpoint_slow) {
   StepOutcome outcome;
   for (int lane = 0; lane < exe_.lanes().lanes(); ++lane) {
     HostScalars& scalars = exe_.scalars(lane);
@@ -102,7 +102,8 @@ StatusOr<StepOutcome> StepRunner::Run(const Batch& batch, int64_t update) {
                             .sample_digest = batch.sample_digest,
                             .checkpoint_requests = control == nullptr ? 0 : control->checkpoint_requests(),
                             .intent = control == nullptr ? v1::INTENT_RUN : control->intent(),
-                            .finite = measure.finite ? 1 : 0};
+                            .finite = measure.finite ? 1 : 0,
+                            .checkpoint_slow = checkpoint_slow ? 1 : 0};
   StatusOr<FooterOutcome> footer = footer_.Exchange(state_.comm, header);
   TUTTI_RETURN_IF_ERROR(state_.Collective(footer.status()));
   const Nanos footer_to = state_.clock.Monotonic();

@@ -39,7 +39,8 @@ class StepRunner {
 
   // One atomic step on `batch`; `update` is the number of this update if it is applied. Nothing is changed unless the
   // footer succeeds and every rank's gradient is finite. Errors: the communicator's, or the footer's.
-  StatusOr<StepOutcome> Run(const Batch& batch, int64_t update);
+  // `checkpoint_slow` is for the footer.
+  StatusOr<StepOutcome> Run(const Batch& batch, int64_t update, bool checkpoint_slow);
 
  private:
   struct Lane {

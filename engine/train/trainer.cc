@@ -77,7 +77,8 @@ class TrainingRun {
   std::vector<float> step_times_;    // ring of kStepTimes
   int64_t steps_done_ = 0;           // by this generation
   int64_t checkpoint_requests_ = 0;  // served
-  bool checkpoint_now_ = false;
+  bool checkpoint_due_ = false;      // stays while a rank is slow to write the last one: all ranks wait alike
+  bool checkpoint_slow_ = false;
   std::optional<v1::FinishReason> leave_;
 };
 
@@ -90,14 +91,16 @@ StatusOr<v1::RankResult> TrainingRun::RunSteps() {
   if (progress_.step > 0 && EvaluationDue(progress_.step) && progress_.evaluation.step() != progress_.step) {
     TUTTI_RETURN_IF_ERROR(Evaluate());
   }
-  checkpoint_now_ = false;
+  checkpoint_due_ = false;
   while (progress_.step < total && !leave_) {
     TUTTI_RETURN_IF_ERROR(Step());
     if (!leave_ && EvaluationDue(progress_.step)) TUTTI_RETURN_IF_ERROR(Evaluate());
     const int64_t every = spec_.checkpoint().every_steps();
-    checkpoint_now_ |= every > 0 && progress_.step % every == 0;
-    if (checkpoint_now_ && progress_.step < total && !leave_) checkpoints_->Begin(progress_, /*is_final=*/false);
-    checkpoint_now_ = false;
+    checkpoint_due_ |= every > 0 && progress_.step % every == 0;
+    if (checkpoint_due_ && !checkpoint_slow_ && progress_.step < total && !leave_) {
+      checkpoints_->Begin(progress_, /*is_final=*/false);
+      checkpoint_due_ = false;
+    }
     TUTTI_RETURN_IF_ERROR(checkpoints_->Poll());
     state_.BeatIfDue();
   }
@@ -186,7 +189,7 @@ Status TrainingRun::Step() {
   TUTTI_ASSIGN_OR_RETURN(const Batch* batch, loader_->Next());
   TUTTI_CHECK(batch->step == progress_.step + 1, "loader is at step {}, expected {}", batch->step, progress_.step + 1);
   record.set_data_wait_ms(MillisBetween(start, state_.clock.Monotonic()));
-  TUTTI_ASSIGN_OR_RETURN(StepOutcome outcome, runner_->Run(*batch, progress_.update + 1));
+  TUTTI_ASSIGN_OR_RETURN(StepOutcome outcome, runner_->Run(*batch, progress_.update + 1, checkpoints_->slow()));
   const Status counted = Count(outcome, *batch, &record);
   const double step_ms = MillisBetween(start, state_.clock.Monotonic());
   record.set_step_ms(step_ms);
@@ -201,7 +204,8 @@ Status TrainingRun::Step() {
   if (outcome.footer.intent >= v1::INTENT_YIELD) {
     leave_ = outcome.footer.intent == v1::INTENT_CANCEL ? v1::FINISH_REASON_CANCELLED : v1::FINISH_REASON_YIELDED;
   }
-  checkpoint_now_ = outcome.footer.checkpoint_requests > checkpoint_requests_;
+  checkpoint_due_ |= outcome.footer.checkpoint_requests > checkpoint_requests_;
+  checkpoint_slow_ = outcome.footer.checkpoint_slow;
   checkpoint_requests_ = std::max(checkpoint_requests_, outcome.footer.checkpoint_requests);
   return OkStatus();
 }
@@ -246,7 +250,7 @@ Status TrainingRun::Evaluate() {
   if (progress_.best_step == 0 || accuracy > progress_.best_metric) {
     progress_.best_step = progress_.step;
     progress_.best_metric = accuracy;
-    checkpoint_now_ |= spec_.checkpoint().keep_best();  // what is best must be there to be kept
+    checkpoint_due_ |= spec_.checkpoint().keep_best();  // what is best must be there to be kept
   }
   if (!state_.is_root()) return OkStatus();
   v1::RankEvent event;

@@ -101,12 +101,14 @@ TEST(Footer, OneRankThatHeardOrSawIsEnough) {
     if (rank == 2) header->intent = v1::INTENT_YIELD;
     if (rank == 2) header->finite = 0;
     if (rank == 0) header->checkpoint_requests = 2;
+    if (rank == 2) header->checkpoint_slow = 1;
   });
   for (const FooterRun& run : runs) {
     ASSERT_TRUE(run.outcome.ok());
     EXPECT_EQ(run.outcome->intent, v1::INTENT_CANCEL);
     EXPECT_FALSE(run.outcome->finite);
     EXPECT_EQ(run.outcome->checkpoint_requests, 2);
+    EXPECT_TRUE(run.outcome->checkpoint_slow);
   }
 }
 

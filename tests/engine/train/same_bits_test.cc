@@ -1,7 +1,7 @@
 // The result depends on the job and the seed: not on the number of ranks, on who died, or on where it was resumed.
 #include <gtest/gtest.h>
 
-#include <mutex>
+#include <cmath>
 
 #include "tests/engine/train/training.h"
 
@@ -137,6 +137,22 @@ TEST_F(SameBits, KilledInAStepAndResumedFromTheCheckpoint) {
   ASSERT_TRUE(second[0].result.ok()) << second[0].result.status();
   EXPECT_EQ(second[0].steps().front().step(), 5);
   EXPECT_EQ(second[0].result->weights_sha256(), Reference().weights_sha256());
+}
+
+// OPT-07: the job file's rate holds, and a person is told both.
+TEST_F(SameBits, ChangedLearningRateOnResumeIsSaid) {
+  ASSERT_TRUE(Train("rate", Stop(1, 3, v1::INTENT_YIELD))[0].result.ok());
+  spec_.mutable_optimizer()->set_learning_rate(0.02);
+  WorldOptions again = Stop(1, 5, v1::INTENT_CANCEL);
+  again.generation = 2;
+  again.base_step = 3;
+  const auto runs = Train("rate", again);
+  ASSERT_TRUE(runs[0].result.ok()) << runs[0].result.status();
+  std::string notices;
+  for (const v1::RankEvent& event : runs[0].events) notices += event.notice().message();
+  EXPECT_NE(notices.find("trained with 0.01, the job file says 0.02"), std::string::npos) << notices;
+  // Cosine from 0.02 after a warm-up of 3, at update 4 of 12: progress 1 / 9.
+  EXPECT_NEAR(runs[0].steps()[0].learning_rate(), 0.02 * 0.5 * (1 + std::cos(M_PI / 9)), 1e-12);
 }
 
 TEST_F(SameBits, CancelWritesACheckpointAndLeaves) {
