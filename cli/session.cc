@@ -208,7 +208,9 @@ void Session::OnJob(const v1::Job& job) {
   }
   if (status.state() == v1::JOB_STATE_PENDING && !status.wait_reason().empty() && status.wait_reason() != waited &&
       status.reason() != "NoNodes") {
-    terminal_.Print(fmt::format("wait   {}\n", Printable(status.wait_reason())));
+    const bool held = embedded_ != nullptr && status.reason() == "InsufficientSlots";
+    terminal_.Print(fmt::format("wait   {}{}\n", Printable(status.wait_reason()),
+                                held ? " (another run on this machine holds the cores)" : ""));
   }
   never_runs_ = embedded_ != nullptr && status.state() == v1::JOB_STATE_PENDING && status.reason() == "NeverFits";
 }

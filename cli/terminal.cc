@@ -61,10 +61,10 @@ void Terminal::Print(const std::string& text) {
 }
 
 void Terminal::ShowStatus(std::vector<std::string> lines) {
-  if (!interactive_ || (lines.empty() && status_lines_ == 0)) return;
-  std::string text = status_lines_ > 0 ? fmt::format("\x1b[{}A\r\x1b[J", status_lines_) : "";
+  if (!interactive_ || lines == status_) return;
+  std::string text = status_.empty() ? "" : fmt::format("\x1b[{}A\r\x1b[J", status_.size());
   for (const std::string& line : lines) text += line + "\n";
-  status_lines_ = lines.size();
+  status_ = std::move(lines);
   Write(text);
 }
 

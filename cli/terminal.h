@@ -21,8 +21,8 @@ class Terminal {
  private:
   void Write(const std::string& text);
   bool quiet_, interactive_, colour_;
-  bool gone_ = false;  // nobody reads any more: the terminal hung up, the pipe's reader left
-  size_t status_lines_ = 0;
+  bool gone_ = false;                // nobody reads any more: the terminal hung up, the pipe's reader left
+  std::vector<std::string> status_;  // as drawn
 };
 
 }  // namespace tutti::cli
