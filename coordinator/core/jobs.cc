@@ -184,6 +184,9 @@ void Stepper::Assign(JobEntry& entry, std::vector<v1::NodeShare> nodes, std::vec
       rank->set_node(node.node());
       rank->set_generation(generation);
       rank->set_state(v1::RANK_STATE_ASSIGNED);
+      for (const v1::Slot& slot : state_.nodes.at(node.node()).node.slots()) {
+        if (slot.id() == node.slots(i)) *rank->mutable_cores() = slot.cores();
+      }
     }
     *assignment->add_nodes() = std::move(node);
   }

@@ -211,6 +211,7 @@ void Stepper::OnExited(NodeEntry& node, const v1::RankExited& exited) {
   *rank = ended;
   rank->set_node(node.node.name());
   rank->set_state(v1::RANK_STATE_EXITED);
+  if (rank->cores().empty()) *rank->mutable_cores() = before.cores();
   rank->set_victim(ended.victim() || before.victim() || ended.exit_code() == kVictimExitCode);
   if (!before.message().empty()) rank->set_message(before.message());
   if (!before.where().empty()) rank->set_where(before.where());

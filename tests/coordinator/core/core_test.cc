@@ -33,6 +33,7 @@ TEST(Jobs, StartsAtOnceWhereSlotsAreFreeAndEndsOnce) {
   const auto starts = Harness::Starts(h.TakeSent());
   ASSERT_THAT(starts, SizeIs(1));
   EXPECT_EQ(starts[0].assignment().generation(), 1);
+  EXPECT_THAT(h.Status(id).ranks(1).cores(), ElementsAre(1));
   EXPECT_EQ(h.jobs.at(id).job().status().generation(), 1) << "journaled with the same commit";
   h.Started(a, id, 1);
   h.TrainStep(a, id, 1, 1);
