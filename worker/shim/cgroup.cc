@@ -103,6 +103,14 @@ std::optional<MemoryGroup> OwnMemoryGroup() {
   return std::nullopt;
 }
 
+std::string RankCgroup::Name(const std::string& job_id, int64_t generation, int32_t rank) {
+  return fmt::format("tutti-{}-{}-{}", job_id, generation, rank);
+}
+
+void RankCgroup::RemoveLeftover(const std::string& name) {
+  if (const auto group = OwnMemoryGroup()) ::rmdir(JoinPath(group->directory, name).c_str());
+}
+
 RankCgroup::RankCgroup(const std::string& name) : group_(OwnMemoryGroup()) {
   if (!group_) return;
   const std::string directory = JoinPath(group_->directory, name);

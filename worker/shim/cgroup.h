@@ -30,10 +30,14 @@ struct MemoryGroup {
 };
 std::optional<MemoryGroup> OwnMemoryGroup();
 
-// A group below our own that is removed when dropped (it must be empty by then). Where none can be made, evidence is
-// read from our own.
+// A group below our own that is removed when dropped (nothing may be alive in it by then). Where none can be made,
+// evidence is read from our own.
 class RankCgroup {
  public:
+  static std::string Name(const std::string& job_id, int64_t generation, int32_t rank);
+  // What a killed shim left; nothing may be alive in it.
+  static void RemoveLeftover(const std::string& name);
+
   explicit RankCgroup(const std::string& name);
   ~RankCgroup();
   RankCgroup(const RankCgroup&) = delete;

@@ -85,8 +85,7 @@ Status RankProcess::TryStart(int memory_fd) {
   for (int i = 0; i < launch.lock_descriptors_size(); ++i)
     options.descriptors[kRankFirstLock + i] = launch.lock_descriptors(i);
 
-  cgroup_ = std::make_unique<RankCgroup>(
-      fmt::format("tutti-{}-{}-{}", config_.job_id(), status_.generation(), status_.rank()));
+  cgroup_ = std::make_unique<RankCgroup>(RankCgroup::Name(config_.job_id(), status_.generation(), status_.rank()));
   TUTTI_ASSIGN_OR_RETURN(const pid_t pid, Spawn(options));
   alive_ = true;
   status_.set_pid(pid);
@@ -184,7 +183,6 @@ void RankProcess::Finish(const ExitStatus& exit, Nanos now, std::vector<v1::Rank
   output_.Reset();
   Describe(exit);
   log_->Close();
-  cgroup_.reset();
   const std::string path = JoinPath(config_.directory(), RankExitFile(status_.rank()));
   if (const Status written = ReplaceFile(path, status_.SerializeAsString()); !written.ok()) {
     LogError("{}", Message(written));

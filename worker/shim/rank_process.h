@@ -66,7 +66,7 @@ class RankProcess {
   FrameParser parser_;
   std::string outbox_;
   std::optional<RankLog> log_;
-  std::unique_ptr<RankCgroup> cgroup_;
+  std::unique_ptr<RankCgroup> cgroup_;  // until the shim ends: then nothing of the rank is alive in it
   std::optional<v1::RankFailure> failure_;
   v1::RankStatus status_;
   bool terminated_ = false;  // we sent SIGTERM

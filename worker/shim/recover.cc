@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "base/process.h"
 #include "worker/launch/layout.h"
+#include "worker/shim/cgroup.h"
 
 namespace tutti::worker {
 namespace {
@@ -88,6 +89,10 @@ Status RecoverRun(const std::string& run_directory, const v1::StartJob& start, c
   TUTTI_ASSIGN_OR_RETURN(EventLog log, EventLog::Open(JoinPath(run_directory, kEventsFile)));
   bool all_exited = false;
   TUTTI_ASSIGN_OR_RETURN(const v1::ShimState state, StateFromDisk(run_directory, start, node, &all_exited));
+  for (const v1::RankStatus& rank : state.ranks()) {
+    RankCgroup::RemoveLeftover(
+        RankCgroup::Name(start.assignment().job_id(), start.assignment().generation(), rank.rank()));
+  }
   if (all_exited) return OkStatus();
   for (const v1::RankStatus& rank : state.ranks()) {
     if (rank.state() == v1::RANK_STATE_EXITED || rank.state() == v1::RANK_STATE_LOST) continue;
