@@ -7,13 +7,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
 #include <sstream>
-#include <thread>
+#include <vector>
 
 #include "base/framing.h"
 #include "base/process.h"
@@ -24,7 +23,7 @@ namespace {
 using tutti::v1::RankConfig;
 using tutti::v1::RankEvent;
 
-void SleepMs(int64_t ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
+void SleepMs(int64_t ms) { poll(nullptr, 0, static_cast<int>(ms)); }
 
 void Send(const RankEvent& event) { std::ignore = tutti::SendFrame(3, event.SerializeAsString()); }
 
@@ -34,25 +33,42 @@ void WriteFile(const std::string& path, const std::string& text) {
   std::rename((path + ".part").c_str(), path.c_str());
 }
 
-// A process that left group and session and that SIGTERM does not end.
-void StartEscapedChild(const std::string& pid_file) {
-  if (fork() != 0) return;
-  setsid();
+// This program again, in another part.
+pid_t StartSelf(const std::string& part, const std::string& argument, bool new_session) {
+  tutti::SpawnOptions options;
+  options.argv = {"/proc/self/exe", part, argument};
+  options.environment = tutti::CurrentEnvironment();
+  options.new_session = new_session;
+  const auto pid = tutti::Spawn(options);
+  if (!pid.ok()) _exit(96);
+  return *pid;
+}
+
+// --escaped: left group and session of the rank; SIGTERM does not end it.
+[[noreturn]] void RunEscaped(const std::string& pid_file) {
   signal(SIGTERM, SIG_IGN);
   WriteFile(pid_file, std::to_string(getpid()));
   while (true) pause();
 }
 
-// Children whose parent is gone at once.
-void MakeOrphans(int count) {
-  for (int i = 0; i < count; ++i) {
-    const pid_t middle = fork();
-    if (middle == 0) {
-      if (fork() == 0) SleepMs(20);  // outlives its parent: an orphan
-      _exit(0);
-    }
-    waitpid(middle, nullptr, 0);
+// --middle: starts children and ends before them.
+int RunMiddle(const std::string& count_and_program) {
+  std::istringstream in(count_and_program);
+  int64_t count = 0;
+  tutti::SpawnOptions options;
+  options.argv.resize(1);
+  in >> count >> options.argv[0];
+  options.argv.push_back("0.02");
+  for (int64_t i = 0; i < count; ++i) {
+    if (!tutti::Spawn(options).ok()) return 1;
   }
+  return 0;
+}
+
+// Touches so much memory that it is really there.
+void Allocate(int64_t mebibytes) {
+  std::vector<char> block(static_cast<size_t>(mebibytes) << 20, 1);
+  dprintf(1, "allocated %d\n", block[block.size() / 2]);
 }
 
 std::string term_file;
@@ -99,36 +115,11 @@ void DumpDescriptors(const std::string& path, const RankConfig& config) {
                       " cores=" + cores + " group=" + std::to_string(getpgrp() == getpid()));
 }
 
-void Run(const std::string& line, const RankConfig& config) {
-  std::istringstream in(line);
-  std::string verb, text;
+// Commands that speak to the shim or leave traces.
+void RunTalk(const std::string& verb, std::istringstream& in, const std::string& line, const RankConfig& config) {
+  std::string text;
   int64_t a = 0, b = 0;
-  in >> verb;
-  if (verb == "exit") {
-    in >> a;
-    fflush(nullptr);
-    _exit(static_cast<int>(a));
-  } else if (verb == "print" || verb == "err") {
-    std::getline(in >> std::ws, text);
-    dprintf(verb == "err" ? 2 : 1, "%s\n", text.c_str());
-  } else if (verb == "sleep") {
-    in >> a;
-    SleepMs(a);
-  } else if (verb == "signal") {
-    in >> a;
-    kill(getpid(), static_cast<int>(a));
-  } else if (verb == "ignore-term") {
-    signal(SIGTERM, SIG_IGN);
-  } else if (verb == "trap-term") {
-    in >> term_ms >> term_file;
-    signal(SIGTERM, OnTerm);
-  } else if (verb == "escape") {
-    in >> text;
-    StartEscapedChild(text);
-  } else if (verb == "orphans") {
-    in >> a;
-    MakeOrphans(static_cast<int>(a));
-  } else if (verb == "progress") {
+  if (verb == "progress") {
     in >> a >> b;
     for (int64_t i = 1; i <= a; ++i) {
       dprintf(1, "step %lld of %lld, some text that makes it fifty bytes\r", static_cast<long long>(i),
@@ -177,9 +168,49 @@ void Run(const std::string& line, const RankConfig& config) {
   }
 }
 
+void Run(const std::string& line, const RankConfig& config) {
+  std::istringstream in(line);
+  std::string verb, text;
+  int64_t a = 0;
+  in >> verb;
+  if (verb == "exit") {
+    in >> a;
+    fflush(nullptr);
+    _exit(static_cast<int>(a));
+  } else if (verb == "print" || verb == "err") {
+    std::getline(in >> std::ws, text);
+    dprintf(verb == "err" ? 2 : 1, "%s\n", text.c_str());
+  } else if (verb == "sleep") {
+    in >> a;
+    SleepMs(a);
+  } else if (verb == "signal") {
+    in >> a;
+    kill(getpid(), static_cast<int>(a));
+  } else if (verb == "ignore-term") {
+    signal(SIGTERM, SIG_IGN);
+  } else if (verb == "trap-term") {
+    in >> term_ms >> term_file;
+    signal(SIGTERM, OnTerm);
+  } else if (verb == "escape") {
+    in >> text;
+    StartSelf("--escaped", text, /*new_session=*/true);
+  } else if (verb == "allocate") {
+    in >> a;
+    Allocate(a);
+  } else if (verb == "orphans") {
+    std::getline(in >> std::ws, text);
+    waitpid(StartSelf("--middle", text, /*new_session=*/false), nullptr, 0);
+  } else {
+    RunTalk(verb, in, line, config);
+  }
+}
+
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  const std::string part = argc > 2 ? argv[1] : "";
+  if (part == "--escaped") RunEscaped(argv[2]);
+  if (part == "--middle") return RunMiddle(argv[2]);
   const auto frame = tutti::ReceiveFrame(3);
   RankConfig config;
   if (!frame.ok() || !*frame || !config.ParseFromString(**frame)) return 98;
