@@ -4,9 +4,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
-#include <map>
-#include <memory>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -16,7 +13,7 @@
 #include "engine/ops/registry.h"
 #include "engine/ops/registry_cpu.h"
 #include "engine/passes/fusion.h"
-#include "engine/passes/memory_plan.h"
+#include "engine/runtime/arena.h"
 #include "engine/runtime/cpu/program.h"
 #include "job/job_file.h"
 
@@ -24,18 +21,6 @@ namespace tutti {
 namespace {
 
 constexpr int kRuns = 30;
-
-struct Freed {
-  void operator()(void* memory) const { std::free(memory); }
-};
-using Block = std::unique_ptr<void, Freed>;
-
-Block Allocate(int64_t bytes) {
-  const auto size = static_cast<size_t>(AlignUp(std::max<int64_t>(bytes, 1)));
-  Block block(std::aligned_alloc(kTensorAlignment, size));
-  std::memset(block.get(), 0, size);
-  return block;
-}
 
 double FlopsOf(const Graph& graph, const OpRegistry& ops, std::string_view op, std::string_view path) {
   for (const Node& node : graph.nodes()) {
@@ -59,22 +44,25 @@ Status Profile(const std::string& file, const std::vector<int64_t>& sample_dims,
   CompileOptions options;
   options.threads = threads;
   TUTTI_ASSIGN_OR_RETURN(const auto program, CpuProgram::Compile(graph, StandardCpuKernels(), options));
-  std::vector<Block> blocks;
+  ArenaLayout layout;
+  for (const ExternalValue& external : program->externals()) layout.Reserve(external.name, external.layout.bytes);
+  layout.Reserve("(workspace)", program->workspace_bytes());
+  TUTTI_ASSIGN_OR_RETURN(const Arena arena, Arena::Create(layout));
   std::vector<void*> memory;
   for (const ExternalValue& external : program->externals()) {
-    blocks.push_back(Allocate(external.layout.bytes));
-    memory.push_back(blocks.back().get());
+    memory.push_back(arena.Find(external.name));
     if (external.type.dtype != DType::kF32) continue;
     auto* values = static_cast<float*>(memory.back());
-    for (int64_t i = 0; i < external.layout.bytes / 4; ++i)
+    for (int64_t i = 0; i < external.layout.bytes / 4; ++i) {
       values[i] = static_cast<float>(i * 7919 % 1000) / 5000.0f - 0.1f;
+    }
   }
-  const Block workspace = Allocate(program->workspace_bytes());
+  void* workspace = arena.Find("(workspace)");
   std::vector<NodeProfile> profile, best;
   CpuProgram::RunOptions run;
   run.profile = &profile;
   for (int i = 0; i < kRuns; ++i) {
-    program->Run(memory, workspace.get(), run);
+    program->Run(memory, workspace, run);
     if (best.empty()) best = profile;
     for (size_t node = 0; node < best.size(); ++node)
       best[node].nanos = std::min(best[node].nanos, profile[node].nanos);

@@ -158,19 +158,24 @@ TUTTI_VECTORIZE void AverageGradPlane(const Window& w, const float* dy, float* d
   TUTTI_FOR_LANES(w.inner, AverageGradLanes, w, dy + lane, dx + lane);
 }
 
-// The same with AVX2, for 8 channels of each position.
-__attribute__((target("avx2"))) void MaxLanesAvx2(const Window& w, const float* x, float* y, uint8_t* winner) {
+// The same with AVX2, for 8 channels of each position. kSize: of windows that tile the image, or 0.
+template <int kSize>
+__attribute__((target("avx2"))) void MaxLanesAvx2(const Window& window, const float* x, float* y, uint8_t* winner) {
+  const Window w = window;
   for (int64_t oh = 0; oh < w.out_height; ++oh) {
-    const Range rows = Inside(w, oh, w.height);
+    const Range rows = kSize > 0 ? Range{0, kSize} : Inside(w, oh, w.height);
     for (int64_t ow = 0; ow < w.out_width; ++ow) {
-      const Range columns = Inside(w, ow, w.width);
+      const Range columns = kSize > 0 ? Range{0, kSize} : Inside(w, ow, w.width);
+      const int64_t size = kSize > 0 ? kSize : w.size;
       __m256 best = _mm256_set1_ps(-std::numeric_limits<float>::infinity());
-      __m256 place = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(rows.begin * w.size + columns.begin)));
+      __m256 place = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(rows.begin * size + columns.begin)));
+#pragma GCC unroll 4
       for (int64_t row = rows.begin; row < rows.end; ++row) {
         const int64_t line = (oh * w.stride - w.padding + row) * w.width + ow * w.stride - w.padding;
+#pragma GCC unroll 4
         for (int64_t column = columns.begin; column < columns.end; ++column) {
           const __m256 value = _mm256_loadu_ps(x + (line + column) * w.inner);
-          const __m256 where = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(row * w.size + column)));
+          const __m256 where = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(row * size + column)));
           const __m256 greater =
               _mm256_and_ps(_mm256_cmp_ps(value, best, _CMP_NLE_UQ), _mm256_cmp_ps(best, best, _CMP_ORD_Q));
           best = _mm256_blendv_ps(best, value, greater);
@@ -211,7 +216,8 @@ __attribute__((target("avx2"))) void MaxGradLanesAvx2(const Window& w, const flo
 }
 
 void MaxPlaneAvx2(const Window& w, const float* x, float* y, uint8_t* winner) {
-  for (int64_t lane = 0; lane < w.inner; lane += 8) MaxLanesAvx2(w, x + lane, y + lane, winner + lane);
+  const auto lanes = w.tiles() && w.size == 2 ? MaxLanesAvx2<2> : MaxLanesAvx2<0>;
+  for (int64_t lane = 0; lane < w.inner; lane += 8) lanes(w, x + lane, y + lane, winner + lane);
 }
 void MaxGradPlaneAvx2(const Window& w, const float* dy, const uint8_t* winner, float* dx) {
   for (int64_t lane = 0; lane < w.inner; lane += 8) {
