@@ -7,6 +7,7 @@ find_package(Protobuf REQUIRED)
 find_package(gRPC REQUIRED)
 find_package(yaml-cpp REQUIRED)
 find_package(OpenMP REQUIRED)
+add_compile_options(${OpenMP_CXX_FLAGS})  # see cmake/Precompiled.cmake; only targets that link it run threads of it
 find_package(ZLIB REQUIRED)
 find_package(OpenSSL REQUIRED)
 find_package(SQLite3 REQUIRED)

@@ -1,9 +1,22 @@
-# tutti_library(<name> SOURCES ... DEPS ... [PRIVATE_DEPS ...]): the one library of a folder, linked as tutti::<name>.
+# The precompiled set that suits a target's dependencies (cmake/Precompiled.cmake).
+function(tutti_use_pch target)
+  if("${ARGN}" MATCHES "grpc")
+    target_precompile_headers(${target} REUSE_FROM tutti_pch_grpc)
+  else()
+    target_precompile_headers(${target} REUSE_FROM tutti_pch)
+  endif()
+endfunction()
+
+# tutti_library(<name> SOURCES ... DEPS ... [PRIVATE_DEPS ...] [OWN_FLAGS]): the one library of a folder, linked as tutti::<name>.
+# OWN_FLAGS: compiled with other flags than the rest, so without precompiled headers.
 function(tutti_library name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;PRIVATE_DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "OWN_FLAGS" "" "SOURCES;DEPS;PRIVATE_DEPS" ${ARGN})
   add_library(tutti_${name} STATIC ${ARG_SOURCES})
   target_include_directories(tutti_${name} PUBLIC ${PROJECT_SOURCE_DIR})
   target_link_libraries(tutti_${name} PUBLIC ${ARG_DEPS} PRIVATE ${ARG_PRIVATE_DEPS})
+  if(NOT ARG_OWN_FLAGS)
+    tutti_use_pch(tutti_${name} ${ARG_DEPS} ${ARG_PRIVATE_DEPS})
+  endif()
   add_library(tutti::${name} ALIAS tutti_${name})
 endfunction()
 
@@ -13,6 +26,7 @@ function(tutti_binary name)
   add_executable(${name} ${ARG_SOURCES})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(${name} PRIVATE ${ARG_DEPS})
+  tutti_use_pch(${name} ${ARG_DEPS})
 endfunction()
 
 # tutti_test(<name> SOURCES ... DEPS ... [NEEDS binary ...] [LABELS ...] [TIMEOUT s]): one gtest binary per folder, one ctest entry.
@@ -21,6 +35,8 @@ function(tutti_test name)
   add_executable(${name} ${ARG_SOURCES})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gtest GTest::gmock GTest::gtest_main)
+  target_compile_options(${name} PRIVATE ${TUTTI_TEST_OPTIONS})
+  target_precompile_headers(${name} REUSE_FROM tutti_pch_test)
   target_compile_definitions(${name} PRIVATE TUTTI_SOURCE_DIR="${PROJECT_SOURCE_DIR}" TUTTI_BIN_DIR="${CMAKE_RUNTIME_OUTPUT_DIRECTORY}")
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   if(ARG_NEEDS)
