@@ -223,9 +223,10 @@ TEST_F(AgentCore, RestoredRunsAreReportedOnlyWhenTheirStateIsKnown) {
 
 TEST_F(AgentCore, RunThatEndedUnseenIsReportedAsEnded) {
   Make({MakeStart("A", 1, {""})});
-  Attached("A", 1);
-  AllExited("A", 1, 0);  // from the folder, replaying nothing
   Do(StreamOpened{});
+  v1::ShimState ended;
+  ended.set_all_exited(true);
+  Do(ShimAttached{{"A", 1}, RunOf("A", 1).epoch, ended});
   ASSERT_EQ(Sent(M::kReport).size(), 1u);
   EXPECT_TRUE(Sent(M::kReport)[0].report().running(0).ended());
 }
@@ -358,6 +359,32 @@ TEST_F(AgentCore, ClosedShimIsAttachedAgainAfterAPause) {
   ASSERT_EQ(All<AttachShim>().size(), 1u);
   EXPECT_EQ(All<AttachShim>()[0].after_sequence, 1);
   AllExited("A", 1, 2);
+  Do(ShimClosed{{"A", 1}, RunOf("A", 1).epoch});
+  now_ += milliseconds(100);
+  Do(Tick{});
+  EXPECT_TRUE(All<AttachShim>().empty());
+}
+
+// The run ends between the report and the welcome, and its shim leaves as it is attached to again.
+TEST_F(AgentCore, EndThatWasSeenTooEarlyIsToldAfterTheWelcome) {
+  Make({MakeStart("A", 1, {""})});
+  Attached("A", 1);
+  Do(StreamOpened{});
+  EXPECT_EQ(Sent(M::kReport).size(), 1u);
+  AllExited("A", 1, 2);
+  EXPECT_TRUE(actions_.empty());
+  v1::ConnectResponse welcome;
+  welcome.mutable_welcome()->set_term(1);
+  Receive(welcome);
+  ASSERT_EQ(All<AttachShim>().size(), 1u);
+  Do(ShimClosed{{"A", 1}, RunOf("A", 1).epoch});
+  now_ += milliseconds(100);
+  Do(Tick{});
+  ASSERT_EQ(All<AttachShim>().size(), 1u);
+  EXPECT_EQ(All<AttachShim>()[0].after_sequence, 0);
+  Reported("A", 1, 1);
+  AllExited("A", 1, 2);
+  EXPECT_EQ(Sent(M::kEnded).size(), 1u);
   Do(ShimClosed{{"A", 1}, RunOf("A", 1).epoch});
   now_ += milliseconds(100);
   Do(Tick{});

@@ -440,10 +440,9 @@ TEST_F(ShimProcess, DeadShimsFolderIsMadeToSayHowItEnded) {
   ASSERT_TRUE(lock.ok()) << lock.status();
   ASSERT_TRUE(RecoverRun(Directory(), start_, "here").ok());
   EXPECT_TRUE(Eventually([&] { return !Alive(rank_pid); }));
-  bool all_exited = false;
-  const auto disk = StateFromDisk(Directory(), start_, "here", &all_exited);
+  const auto disk = StateFromDisk(Directory(), start_, "here");
   ASSERT_TRUE(disk.ok());
-  EXPECT_TRUE(all_exited);
+  EXPECT_TRUE(disk->all_exited());
   EXPECT_EQ(disk->ranks(0).state(), v1::RANK_STATE_LOST);
   EXPECT_EQ(disk->ranks(0).signal() != 0, disk->ranks(0).exit_code() == 0);  // a cause, whichever came first
   EXPECT_EQ(disk->ranks(1).state(), v1::RANK_STATE_EXITED);

@@ -42,6 +42,7 @@ struct Run {
   int64_t epoch = 0;                     // of the newest AttachShim; replies of older ones are ignored
   bool known = false;                    // the state of its ranks is known (the shim, or the disk, has told)
   bool relaying = false;                 // attached since the last Welcome
+  bool end_told = false;                 // JobEnded was sent, behind all events, since the last Welcome
   int64_t relayed = 0;                   // last sequence sent on this stream
   int64_t acked = 0;                     // kept by the coordinator
   std::optional<Nanos> attach_at;        // when to attach again

@@ -118,6 +118,7 @@ void Transition::OnWelcome(const v1::Welcome& welcome) {
   for (auto& [key, run] : state_.runs) {
     if (run.phase == RunPhase::kWaiting) continue;
     run.relaying = true;
+    run.end_told = false;
     run.relayed = run.acked;
     Attach(key, run, run.acked);
   }
@@ -213,6 +214,7 @@ void Transition::OnShimAttached(const ShimAttached& event) {
   run->known = true;
   for (const v1::RankStatus& status : event.state.ranks()) run->ranks[status.rank()] = status;
   for (const v1::RankReadyReport& report : event.state.ready()) run->ready[report.rank()] = report.blob();
+  if (event.state.all_exited() && !run->relaying && run->phase != RunPhase::kEnded) MarkEnded(event.key, *run);
   if (run->phase == RunPhase::kStarted) run->phase = RunPhase::kRunning;
   if (run->phase != RunPhase::kRunning) return;
   if (run->intent > event.state.intent() && run->intent > v1::INTENT_RUN) Control(event.key, *run, run->intent, false);
@@ -235,7 +237,10 @@ void Transition::OnShimReported(const ShimReported& event) {
     if (sequence != run->relayed + 1) return Attach(event.key, *run, run->relayed);  // a gap: ask again
     run->relayed = sequence;
   }
-  if (shim_event.all_exited()) return MarkEnded(event.key, *run);
+  if (shim_event.all_exited()) {
+    run->end_told = relay;
+    return MarkEnded(event.key, *run);
+  }
   if (!relay) return;
   v1::ConnectRequest message;
   if (shim_event.has_exited()) {
@@ -267,7 +272,10 @@ void Transition::MarkEnded(const RunKey& key, Run& run) {
 void Transition::OnShimClosed(const ShimClosed& event) {
   Run* run = Find(event.key);
   if (run == nullptr || event.epoch != run->epoch) return;
-  if (run->phase != RunPhase::kEnded) run->attach_at = now_ + state_.options.attach_retry;
+  // A run that ended while the stream was away still has events to tell: a shim that was just leaving did not tell
+  // them.
+  const bool complete = run->phase == RunPhase::kEnded && (!run->relaying || run->end_told);
+  if (!complete) run->attach_at = now_ + state_.options.attach_retry;
 }
 
 void Transition::OnLaunchFailed(const LaunchFailed& event) {

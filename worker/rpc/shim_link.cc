@@ -45,7 +45,7 @@ Status ShimLink::OpenFolder(const std::string& run_directory, const v1::StartJob
   const Status recovered = RecoverRun(run_directory, start, node);
   if (!recovered.ok())
     LogError("{}: {}", ToString(key_), Message(recovered));  // a full disk, say: tried again at the next attachment
-  TUTTI_ASSIGN_OR_RETURN(folder_state_, StateFromDisk(run_directory, start, node, &folder_all_exited_));
+  TUTTI_ASSIGN_OR_RETURN(folder_state_, StateFromDisk(run_directory, start, node));
   TUTTI_ASSIGN_OR_RETURN(folder_, EventReader::Open(JoinPath(run_directory, kEventsFile)));
   return OkStatus();
 }
@@ -102,12 +102,7 @@ void ShimLink::ReadFolder(std::vector<AgentEvent>* events) {
   if (folder_state_) {
     events->push_back(ShimAttached{key_, epoch_, *std::move(folder_state_)});
     folder_state_.reset();
-    if (after_ < 0) {  // nothing is replayed, but that the run has ended is part of its state
-      v1::ShimEvent end;
-      end.set_all_exited(true);
-      if (folder_all_exited_) events->push_back(ShimReported{key_, epoch_, std::move(end)});
-      return Close(events);
-    }
+    if (after_ < 0) return Close(events);  // nothing is replayed
   }
   while (events->size() < kEventsPerRead) {
     auto event = folder_->Next();

@@ -46,7 +46,6 @@ class ShimLink {
   std::string outbox_;
   std::optional<v1::ShimState> folder_state_;
   std::optional<EventReader> folder_;
-  bool folder_all_exited_ = false;
   bool ended_ = false;
 };
 

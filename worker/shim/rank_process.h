@@ -52,6 +52,9 @@ class RankProcess {
   // `*events` are the last ones.
   void Finish(const ExitStatus& exit, Nanos now, std::vector<v1::RankEvent>* events);
 
+  // When no process of the run is alive any more: gives up what could not be given up before.
+  void Dissolve() { cgroup_.reset(); }
+
  private:
   Status TryStart(int memory_fd);
   // The message only says what exit code and signal do not: the rank's own words, that we stopped it, or a reason.
@@ -66,7 +69,7 @@ class RankProcess {
   FrameParser parser_;
   std::string outbox_;
   std::optional<RankLog> log_;
-  std::unique_ptr<RankCgroup> cgroup_;  // until the shim ends: then nothing of the rank is alive in it
+  std::unique_ptr<RankCgroup> cgroup_;
   std::optional<v1::RankFailure> failure_;
   v1::RankStatus status_;
   bool terminated_ = false;  // we sent SIGTERM

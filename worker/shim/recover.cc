@@ -50,7 +50,7 @@ v1::RankStatus LostStatus(const std::string& directory, const v1::RankStatus& kn
 }  // namespace
 
 StatusOr<v1::ShimState> StateFromDisk(const std::string& run_directory, const v1::StartJob& start,
-                                      const std::string& node, bool* all_exited) {
+                                      const std::string& node) {
   std::map<int32_t, v1::RankStatus> ranks;
   for (const v1::NodeShare& share : start.assignment().nodes()) {
     if (share.node() != node) continue;
@@ -63,7 +63,6 @@ StatusOr<v1::ShimState> StateFromDisk(const std::string& run_directory, const v1
     }
   }
   v1::ShimState state;
-  *all_exited = false;
   const std::string path = JoinPath(run_directory, kEventsFile);
   if (FileExists(path)) {
     TUTTI_ASSIGN_OR_RETURN(EventReader reader, EventReader::Open(path));
@@ -72,7 +71,7 @@ StatusOr<v1::ShimState> StateFromDisk(const std::string& run_directory, const v1
       if (!event) break;
       state.set_last_sequence(event->sequence());
       if (event->has_exited()) ranks[event->exited().rank()] = event->exited();
-      if (event->all_exited()) *all_exited = true;
+      if (event->all_exited()) state.set_all_exited(true);
       if (event->has_rank_event() && event->rank_event().has_ready()) {
         v1::RankReadyReport* report = state.add_ready();
         report->set_rank(event->rank_event().rank());
@@ -87,13 +86,12 @@ StatusOr<v1::ShimState> StateFromDisk(const std::string& run_directory, const v1
 
 Status RecoverRun(const std::string& run_directory, const v1::StartJob& start, const std::string& node) {
   TUTTI_ASSIGN_OR_RETURN(EventLog log, EventLog::Open(JoinPath(run_directory, kEventsFile)));
-  bool all_exited = false;
-  TUTTI_ASSIGN_OR_RETURN(const v1::ShimState state, StateFromDisk(run_directory, start, node, &all_exited));
+  TUTTI_ASSIGN_OR_RETURN(const v1::ShimState state, StateFromDisk(run_directory, start, node));
   for (const v1::RankStatus& rank : state.ranks()) {
     RankCgroup::RemoveLeftover(
         RankCgroup::Name(start.assignment().job_id(), start.assignment().generation(), rank.rank()));
   }
-  if (all_exited) return OkStatus();
+  if (state.all_exited()) return OkStatus();
   for (const v1::RankStatus& rank : state.ranks()) {
     if (rank.state() == v1::RANK_STATE_EXITED || rank.state() == v1::RANK_STATE_LOST) continue;
     v1::ShimEvent event;

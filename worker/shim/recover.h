@@ -18,6 +18,6 @@ Status RecoverRun(const std::string& run_directory, const v1::StartJob& start, c
 
 // The state that the events of a run amount to, as a living shim would tell it.
 StatusOr<v1::ShimState> StateFromDisk(const std::string& run_directory, const v1::StartJob& start,
-                                      const std::string& node, bool* all_exited);
+                                      const std::string& node);
 
 }  // namespace tutti::worker

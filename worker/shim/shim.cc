@@ -303,6 +303,7 @@ void Shim::EndDescendants(Nanos now) {
               fmt::format("process {} of a rank does not end, even by SIGKILL", left.front()));
   }
   all_exited_ = true;
+  for (auto& rank : ranks_) rank->Dissolve();
   for (const v1::RankLaunch& launch : config_.ranks()) {
     for (const int32_t fd : launch.lock_descriptors()) ::close(fd);  // before anyone hears that the slots are free
   }
@@ -330,6 +331,7 @@ v1::ShimState Shim::State() const {
   state.set_last_sequence(events_->last_sequence());
   state.set_pid(::getpid());
   state.set_intent(intent_);
+  state.set_all_exited(all_exited_);
   return state;
 }
 
