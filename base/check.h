@@ -18,6 +18,6 @@ namespace tutti {
 
 #define TUTTI_CHECK_OK(expr)                                                            \
   do {                                                                                  \
-    if (const auto& tutti_check_status = (expr); !tutti_check_status.ok()) [[unlikely]] \
+    if (const auto tutti_check_status = (expr); !tutti_check_status.ok()) [[unlikely]] \
       ::tutti::CheckFailed(__FILE__, __LINE__, #expr, tutti_check_status.ToString());   \
   } while (false)
