@@ -19,10 +19,11 @@ BATCH = 128
 VARIANTS = {"cnn": ["eager", "channels_last", "compiled"], "mlp": ["eager", "compiled"]}
 STEPS = {"cnn": 100, "mlp": 250}
 WARMUP = 20
+LIMIT_SECONDS = 1200  # of one run
 
 
 def run(argv, cwd):
-    done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd)
+    done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd, timeout=LIMIT_SECONDS)
     if done.returncode != 0:
         sys.exit("%s: exit code %d\n%s%s" % (" ".join(argv), done.returncode, done.stdout[-2000:], done.stderr[-4000:]))
     return json.loads(done.stdout.strip().splitlines()[-1])
