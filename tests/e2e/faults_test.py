@@ -8,10 +8,13 @@ import subprocess
 from harness import E2ETest, main, wait_until
 
 
+STEPS = 5000  # some seconds: a fault must find the job still running
+
+
 class Faults(E2ETest):
     def start_run(self, name="job", **settings):
         """A run that is some steps in, as a background process."""
-        settings = {"train_epochs": None, "train_steps": 400, "restart_backoffMs": 10, **settings}
+        settings = {"train_epochs": None, "train_steps": STEPS, "checkpoint_everySteps": 20, "restart_backoffMs": 10, **settings}
         process = self.box.start("tutti", "run", self.box.write_job(name, **settings), "-o", "json")
         self.wait_for_step(name, 10)
         return process
@@ -35,7 +38,7 @@ class Faults(E2ETest):
         process = self.start_run()
         self.kill("tutti-rank", 1)
         result = self.finish(process)
-        self.assertEqual((result["state"], result["attempts"], result["generation"], result["steps"]), ("SUCCEEDED", 2, 2, 400))
+        self.assertEqual((result["state"], result["attempts"], result["generation"], result["steps"]), ("SUCCEEDED", 2, 2, STEPS))
         self.assertEqual(len(result["failures"]), 1)
         failure = json.dumps(result["failures"][0])
         self.assertIn("signal 9", failure)  # FLT-07: a kill is not called out-of-memory
@@ -48,7 +51,7 @@ class Faults(E2ETest):
         wait_until(lambda: [p for p in self.box.processes("tutti-coordinator") if p != old], "a new coordinator")
         self.assertEqual(self.box.processes("tutti-rank"), ranks)
         result = self.finish(process)
-        self.assertEqual((result["state"], result["attempts"], result["steps"]), ("SUCCEEDED", 1, 400))
+        self.assertEqual((result["state"], result["attempts"], result["steps"]), ("SUCCEEDED", 1, STEPS))
 
     def test_sigkill_of_the_agent_costs_no_attempt(self):
         process = self.start_run()
@@ -57,7 +60,7 @@ class Faults(E2ETest):
         wait_until(lambda: [p for p in self.box.processes("tutti-worker") if p != old], "a new agent")
         self.assertEqual(self.box.processes("tutti-rank"), ranks)
         result = self.finish(process)
-        self.assertEqual((result["state"], result["attempts"], result["steps"]), ("SUCCEEDED", 1, 400))
+        self.assertEqual((result["state"], result["attempts"], result["steps"]), ("SUCCEEDED", 1, STEPS))
 
     def test_sigkill_of_the_command_line_leaves_nothing(self):  # FLT-03
         process = self.start_run(train_steps=1000000)
