@@ -203,6 +203,16 @@ TEST_F(ShimProcess, GraceIsGivenInFullAndNotMore) {
   EXPECT_LE(ranks.at(1).end_unix_ms() - begin_ms, grace_ms + 1000);
 }
 
+// FLT-12: a stopped process hears SIGTERM at once, not SIGKILL after the grace.
+TEST_F(ShimProcess, StoppedRankIsWokenToEnd) {
+  Start({"trap-term 0 " + Path("saved") + "; touch " + Path("up") + "; signal 19; sleep 60000"});
+  Client client = Attach();
+  ASSERT_TRUE(Eventually([&] { return FileExists(Path("up")); }));
+  client.Stop(60'000);
+  EXPECT_EQ(client.UntilAllExited().at(0).exit_code(), 0);
+  EXPECT_EQ(Content(Path("saved")), "complete");
+}
+
 // FLT-03: the agent is gone for good; nothing outlives the orphan grace, not even a process that left group and
 // session.
 TEST_F(ShimProcess, WithoutAnAgentNothingSurvives) {

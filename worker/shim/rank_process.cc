@@ -170,6 +170,7 @@ void RankProcess::Signal(int signal, int64_t grace_ms) {
   (signal == SIGKILL ? killed_ : terminated_) = true;
   grace_ms_ = grace_ms;
   ::kill(-pid(), signal);
+  if (signal == SIGTERM) ::kill(-pid(), SIGCONT);  // a stopped process hears nothing before
 }
 
 void RankProcess::Finish(const ExitStatus& exit, Nanos now, std::vector<v1::RankEvent>* events) {
