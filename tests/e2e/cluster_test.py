@@ -111,7 +111,7 @@ class Cluster(E2ETest):
         self.start_agent("a")
         lost = self.start_agent("b")
         self.wait_for_nodes(2)
-        job_id = self.submit(self.box.write_job("re-form", train_epochs=None, train_steps=5000, restart_backoffMs=10))
+        job_id = self.submit(self.box.write_job("re-form", train_epochs=None, train_steps=3000, restart_backoffMs=10))
         wait_until(lambda: int(self.job(job_id)["status"].get("durableStep", 0)) >= 10, "a durable step")
         agent_b = "agent-b"
         lost.kill()
@@ -124,7 +124,7 @@ class Cluster(E2ETest):
                     os.kill(pid, signal.SIGKILL)
         self.start_agent("b")
         self.assertEqual(self.wait_for_state(job_id, "SUCCEEDED", "FAILED"), "SUCCEEDED", json.dumps(self.job(job_id)["status"])[:3000])
-        self.assertEqual(int(self.job(job_id)["status"]["completedStep"]), 5000)
+        self.assertEqual(int(self.job(job_id)["status"]["completedStep"]), 3000)
 
     def test_coordinator_that_returns_keeps_jobs_and_nodes(self):  # FLT-08, FLT-09, LOG-02
         coordinator = self.start_coordinator()
