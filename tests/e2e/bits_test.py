@@ -1,4 +1,5 @@
 """The same bits: the final weights depend on the job file and the seed alone."""
+import json
 import os
 import signal
 
@@ -36,8 +37,6 @@ class SameBits(E2ETest):
             wait_until(lambda: victim not in self.box.processes("tutti-rank"), "the victim is gone")
         out, err = process.communicate(timeout=60)
         self.assertEqual(process.returncode, 0, err)
-        import json
-
         result = json.loads(out)
         self.assertEqual(result["weightsSha256"], quiet["weightsSha256"])
         self.assertEqual(result["attempts"], 3)

@@ -1,7 +1,4 @@
 """What a new user types, mistakes included, and what the terminal says."""
-import json
-import re
-
 from harness import E2ETest, ROOT, main
 
 

@@ -2,13 +2,11 @@
 import json
 import os
 import pathlib
-import re
 import signal
 import stat
 import subprocess
-import sys
 
-from harness import E2ETest, ROOT, main, wait_until
+from harness import E2ETest, main, wait_until
 
 
 class Cluster(E2ETest):

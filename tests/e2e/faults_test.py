@@ -1,9 +1,10 @@
 """Any process may be killed at any instant: what goes on, what ends, and that nothing is left."""
+import fcntl
 import json
 import os
 import pty
 import signal
-import subprocess
+import termios
 
 from harness import E2ETest, main, wait_until
 
@@ -72,7 +73,7 @@ class Faults(E2ETest):
         main_end, terminal = pty.openpty()
         job = self.box.write_job("tty", train_epochs=None, train_steps=1000000)
         process = self.box.start("tutti", "run", job, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
-                                 preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0))
+                                 preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
         os.close(terminal)
         seen = b""
         while b"loss" not in seen:
