@@ -6,7 +6,8 @@ import signal
 import stat
 import subprocess
 
-from harness import E2ETest, main, wait_until
+from harness import ROOT, E2ETest, main, wait_until
+import api_stubs
 
 
 class Cluster(E2ETest):
@@ -143,6 +144,21 @@ class Cluster(E2ETest):
         self.assertEqual(int(self.job(job_id)["status"]["attempts"]), 1)
         self.assertEqual(self.state(done), "SUCCEEDED")
         self.assertEqual(len(self.nodes()), 1)
+
+    def test_python_client_submits_and_follows(self):
+        self.start_coordinator()
+        self.start_agent("a", slots=2)
+        self.wait_for_nodes(1)
+        stubs = self.box.folder / "stubs"
+        api_stubs.generate(stubs)
+        code, out, err = self.box.call("tutti", "submit", self.box.write_job("by-client"), "--dry-run", "-o", "json")
+        self.assertEqual(code, 0, err)
+        (self.box.folder / "job.json").write_text(out)
+        code, out, err = self.box.call(api_stubs.PYTHON, ROOT / "examples/submit_and_follow.py", "job.json",
+                                       env={"PYTHONPATH": str(stubs)})
+        self.assertEqual(code, 0, f"{out}\n{err}")
+        self.assertRegex(out, r"step \d+ loss \d+\.\d{4}")
+        self.assertIn("JOB_STATE_SUCCEEDED", out.splitlines()[-1])
 
     def test_logs_by_rank_and_attempt(self):  # LOG-09, API-04
         self.start_coordinator()
