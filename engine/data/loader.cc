@@ -2,6 +2,7 @@
 
 #include <condition_variable>
 #include <cstring>
+#include <deque>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -76,7 +77,7 @@ class PrefetchLoader final : public Loader {
  public:
   PrefetchLoader(const Dataset& dataset, const LoaderOptions& options, const StepPlanCounts& counts,
                  std::span<std::byte> memory)
-      : dataset_(dataset), options_(options), counts_(counts), slots_(static_cast<size_t>(options.prefetch) + 1) {
+      : counts_(counts), slots_(static_cast<size_t>(options.prefetch) + 1) {
     const int64_t rows = LocalRows(options, counts), elements = dataset.sample_elements();
     std::byte* at = memory.data();
     for (Slot& slot : slots_) {
@@ -88,7 +89,8 @@ class PrefetchLoader final : public Loader {
       slot.batch.weights = reinterpret_cast<float*>(at);
       at += Aligned(rows * int64_t{sizeof(float)});
     }
-    for (int32_t i = 0; i < options.threads; ++i) threads_.emplace_back([this] { FillLoop(); });
+    for (int32_t i = 0; i < options.threads; ++i) fillers_.emplace_back(dataset, options, counts);
+    for (Filler& filler : fillers_) threads_.emplace_back([this, &filler] { FillLoop(filler); });
   }
 
   ~PrefetchLoader() override {
@@ -137,8 +139,7 @@ class PrefetchLoader final : public Loader {
     return !paused_ && next_fill_ <= counts_.steps && next_fill_ < floor_ + static_cast<int64_t>(slots_.size());
   }
 
-  void FillLoop() {
-    Filler filler(dataset_, options_, counts_);
+  void FillLoop(Filler& filler) {
     std::unique_lock lock(mutex_);
     while (true) {
       changed_.wait(lock, [this] { return stopping_ || MayFill(); });
@@ -156,8 +157,6 @@ class PrefetchLoader final : public Loader {
     }
   }
 
-  const Dataset& dataset_;
-  const LoaderOptions options_;
   const StepPlanCounts counts_;
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -168,6 +167,7 @@ class PrefetchLoader final : public Loader {
   int filling_ = 0;
   bool paused_ = false;
   bool stopping_ = false;
+  std::deque<Filler> fillers_;  // one a thread, whole before the threads start: a late thread allocates nothing
   std::vector<std::thread> threads_;
 };
 
