@@ -4,6 +4,7 @@ Tutti (two shm ranks) and torchrun (two gloo ranks) alternate in one run; times 
 command to the line that announces the step. Usage: lifecycle.py start|recover BUILD_BIN TORCH_BIN [--rounds N]
 """
 import argparse
+import contextlib
 import os
 import pathlib
 import re
@@ -44,8 +45,8 @@ spec:
 class Run:
     """A command whose output lines are matched as they arrive."""
 
-    def __init__(self, argv, cwd, stop_signal):
-        self.stop_signal = stop_signal
+    def __init__(self, argv, cwd, abrupt=False):
+        self.abrupt = abrupt
         self.start = time.monotonic()
         self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=cwd, bufsize=1,
                                         start_new_session=True)
@@ -60,14 +61,15 @@ class Run:
         raise SystemExit("ended before a line matched %r:\n%s" % (pattern, "".join(self.seen)))
 
     def stop(self):
+        """How a side leaves is not measured: torchrun takes half a minute, so it is killed with all its workers."""
         self.process.stdout.close()
-        self.process.send_signal(self.stop_signal)
-        try:
-            self.process.wait(timeout=30)
-        finally:
-            if self.process.poll() is None:
-                os.killpg(self.process.pid, signal.SIGKILL)
-                self.process.wait()
+        if self.abrupt:
+            for pid in [self.process.pid, *descendants(self.process.pid, "")]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        else:
+            self.process.terminate()
+        self.process.wait()
 
 
 def descendants(root, name):
@@ -95,13 +97,13 @@ def descendants(root, name):
 def tutti(binary, folder):
     job = folder / "job.yaml"
     job.write_text(JOB.format(data=folder / "data", out=folder / "run"))
-    return Run([f"{binary}/tutti", "run", str(job)], folder, signal.SIGTERM)
+    return Run([f"{binary}/tutti", "run", str(job)], folder)
 
 
 def torchrun(binary, folder):
     return Run([f"{binary}/torchrun", "--nproc-per-node", "2", "--master-port", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint",
                 "localhost:0", "--max-restarts", "3", str(HERE / "torchrun_job.py"), "--steps", "1000000", "--checkpoint",
-                str(folder / "torch.pt")], folder, signal.SIGTERM)
+                str(folder / "torch.pt")], folder, abrupt=True)
 
 
 def measure(kind, side, binary, data):
