@@ -1,13 +1,34 @@
 """A coordinator and agents on loopback TCP, as on a cluster: tokens, submission, several nodes, logs, cancel, restarts."""
+import hashlib
 import json
 import os
 import pathlib
 import signal
 import stat
+import struct
 import subprocess
 
 from harness import ROOT, E2ETest, main, wait_until
 import api_stubs
+
+
+def weights_sha256(folder, manifest):
+    """The identity of trained weights, from the files of a step folder and the definition in engine/checkpoint/writer.h."""
+    elements = {}
+    for path in folder.glob("*.safetensors"):
+        raw = path.read_bytes()
+        start = 8 + int.from_bytes(raw[:8], "little")
+        for name, tensor in json.loads(raw[8:start]).items():
+            if name != "__metadata__":
+                first, last = tensor["data_offsets"]
+                elements[name] = raw[start + first:start + last]
+    digest = hashlib.sha256()
+    for tensor in sorted(manifest["tensors"], key=lambda tensor: tensor["name"].encode()):
+        if tensor["role"] in ("TENSOR_ROLE_PARAMETER", "TENSOR_ROLE_STATISTIC"):
+            shape = [int(dim) for dim in tensor["shape"]]
+            digest.update(tensor["name"].encode() + b"\0" + struct.pack(f"<{1 + len(shape)}q", len(shape), *shape))
+            digest.update(hashlib.sha256(elements[tensor["name"]]).digest())
+    return digest.hexdigest()
 
 
 class Cluster(E2ETest):
@@ -21,12 +42,16 @@ class Cluster(E2ETest):
         self.box.env["TUTTI_TOKEN_FILE"] = str(state / "token")
         return process
 
-    def start_agent(self, name, slots=1):
+    def start_agent(self, name, slots=1, umask=0o022):
         """Agents of one slot stand for machines: each has a core of this machine to itself (slots are locked host-wide)."""
         cores = {"a": {0}, "b": {1}}[name] if slots == 1 else {0, 1}
+
+        def prepare():
+            os.sched_setaffinity(0, cores)
+            os.umask(umask)
         return self.box.start("tutti-worker", "--coordinator", self.box.env["TUTTI_COORDINATOR"], "--state-dir",
                               self.box.folder / f"agent-{name}", "--name", name, "--slots", slots, stdout=subprocess.DEVNULL,
-                              preexec_fn=lambda: os.sched_setaffinity(0, cores), stderr=self.log(f"agent-{name}"))
+                              preexec_fn=prepare, stderr=self.log(f"agent-{name}"))
 
     def log(self, name):
         file = open(self.box.folder / f"{name}.log", "a")
@@ -70,6 +95,41 @@ class Cluster(E2ETest):
         code, out, err = self.box.call("tutti", "verify", job_id)
         self.assertEqual(code, 0, err)
         self.assertIn("exact", out)
+
+    def test_only_global_rank_0_writes_the_shared_files(self):  # CKP-04
+        umasks = {"a": 0o022, "b": 0o077}  # ranks inherit it: a file's mode is the trace of the node that created it
+        self.start_coordinator()
+        for name, umask in umasks.items():
+            self.start_agent(name, umask=umask)
+        self.wait_for_nodes(2)
+        job_id = self.submit(self.box.write_job("shared", train_epochs=None, train_steps=100, checkpoint_everySteps=5,
+                                                checkpoint_keep=20))
+        self.assertEqual(self.wait_for_state(job_id, "SUCCEEDED", "FAILED"), "SUCCEEDED", json.dumps(self.job(job_id)["status"])[:3000])
+        nodes = {int(share.get("firstRank", 0)): share["node"] for share in self.job(job_id)["status"]["assignment"]["nodes"]}
+        self.assertEqual(sorted(nodes.values()), ["a", "b"])
+        mode = {rank: 0o644 & ~umasks[node] for rank, node in nodes.items()}
+        self.assertNotEqual(mode[0], mode[1])
+        run = self.box.folder / "runs/shared"
+        folders = [folder for folder in run.glob("step-*.g1.*")]
+        self.assertEqual(len(folders), 20)
+        shared = [file for pattern in ("claim.*", "base.*") for file in run.glob(pattern)]
+        self.assertEqual(len(shared), 2)
+        for folder in folders:
+            self.assertEqual(sorted(os.listdir(folder)), ["ledger.bin", "manifest.json", "rank-0.done", "rank-0.safetensors",
+                                                          "rank-1.done", "rank-1.safetensors"])
+            shared += [folder / "manifest.json", folder / "ledger.bin"]
+            for rank in (0, 1):
+                for own in folder.glob(f"rank-{rank}.*"):
+                    self.assertEqual(stat.S_IMODE(own.stat().st_mode), mode[rank], own)
+            manifest = json.loads((folder / "manifest.json").read_text())
+            self.assertEqual({file["name"]: int(file["bytes"]) for file in manifest["files"]},
+                             {name: (folder / name).stat().st_size for name in ("rank-0.safetensors", "rank-1.safetensors", "ledger.bin")})
+            self.assertEqual(weights_sha256(folder, manifest), manifest["weightsSha256"])
+            code, out, err = self.box.call("tutti", "verify", folder, "-o", "json")  # every file's digest, too
+            self.assertEqual(code, 0, err)
+            self.assertEqual(json.loads(out)["weightsSha256"], manifest["weightsSha256"])
+        for file in shared:
+            self.assertEqual(stat.S_IMODE(file.stat().st_mode), mode[0], file)
 
     def test_token_guards_the_port(self):  # SEC-01
         self.start_coordinator()
