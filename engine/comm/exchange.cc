@@ -76,11 +76,12 @@ void BucketExchanger::Impl::Run() {
   for (;;) {
     wake_worker.wait(lock, [&] { return stopping || (finished < ready.size() && ready[finished] != 0); });
     if (stopping) return;
-    const Bucket bucket = options.buckets[finished];
+    const int32_t index = static_cast<int32_t>(finished);
     const bool healthy = error.ok();
     lock.unlock();
     const Nanos begin = SystemClock().Monotonic();
-    const Status status = healthy ? ReduceBucket(bucket) : OkStatus();
+    const Status status = healthy ? ReduceBucket(options.buckets[index]) : OkStatus();
+    if (healthy && status.ok() && options.on_reduced) options.on_reduced(index);
     const Nanos end = SystemClock().Monotonic();
     lock.lock();
     busy_ns += (end - begin).count();

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -37,6 +38,8 @@ struct ExchangeOptions {
   std::vector<float*> slots;  // tree->slots() flat gradient arrays, by slot
   float* result = nullptr;    // flat array for the sum; may be slots[tree->partial_slots()[0]]
   std::vector<Bucket> buckets;
+  // By the communication thread, as soon as a bucket's sum is in `result` and likely still in the cache; may be empty.
+  std::function<void(int32_t bucket)> on_reduced;
   std::vector<int> cores;  // affinity of the communication thread; empty: inherited
 };
 

@@ -58,6 +58,8 @@ class UpdateProgram {
   std::pair<int64_t, int64_t> BlocksOf(int t) const { return {first_block_[t], first_block_[t + 1]}; }
   // One pass over blocks [first, last) with `threads` OpenMP threads; distinct ranges may run side by side.
   void Measure(int64_t first, int64_t last, int threads);
+  // By block, what Measure finds; several ranks may share the work and put each other's results here.
+  std::span<double> sums() { return sums_; }
   // After all blocks were measured: their sum in block order.
   GradientMeasure Measured() const;
   void Apply(int64_t first, int64_t last, const UpdateScalars& scalars, int threads);

@@ -12,7 +12,10 @@ static_assert(sizeof(FooterHeader) % sizeof(float) == 0);
 Footer::Footer(const TreeReducer& tree, const Shape& shape) : tree_(tree), shape_(shape) {
   cell_floats_ = 2 + shape.statistic_floats;
   const int32_t most = ShardsOfRank(tree.shards(), tree.world_size(), Rank(0)).size() * shape.micro_batches;
-  record_bytes_ = (kHeaderFloats + most * cell_floats_) * static_cast<int64_t>(sizeof(float));
+  constexpr int64_t kAlignment = alignof(double);
+  const int64_t cells_end = (kHeaderFloats + most * cell_floats_) * static_cast<int64_t>(sizeof(float));
+  sums_offset_ = (cells_end + kAlignment - 1) / kAlignment * kAlignment;
+  record_bytes_ = sums_offset_ + shape.sums * static_cast<int64_t>(sizeof(double));
   own_.resize(record_bytes_);
   all_.resize(record_bytes_ * tree.world_size());
   for (int32_t rank = 0; rank < tree.world_size(); ++rank) {
@@ -25,6 +28,14 @@ Footer::Footer(const TreeReducer& tree, const Shape& shape) : tree_(tree), shape
 Footer::Cell Footer::own_cell(int32_t cell) {
   float* base = reinterpret_cast<float*>(own_.data()) + kHeaderFloats + cell * cell_floats_;
   return {base, base + 1, base + 2};
+}
+
+std::span<double> Footer::own_sums() {
+  return {reinterpret_cast<double*>(own_.data() + sums_offset_), static_cast<size_t>(shape_.sums)};
+}
+
+std::span<const double> Footer::SumsOf(int32_t rank) const {
+  return {reinterpret_cast<const double*>(RecordOf(rank) + sums_offset_), static_cast<size_t>(shape_.sums)};
 }
 
 StatusOr<FooterOutcome> Footer::Exchange(Communicator& comm, const FooterHeader& header) {
@@ -42,7 +53,6 @@ StatusOr<FooterOutcome> Footer::Exchange(Communicator& comm, const FooterHeader&
           header.step, rank, other.generation, other.step, other.valid, other.sample_digest, tree_.rank().value(),
           header.generation, header.step, header.valid, header.sample_digest);
     }
-    outcome.finite = outcome.finite && other.finite != 0;
     outcome.checkpoint_slow = outcome.checkpoint_slow || other.checkpoint_slow != 0;
     outcome.intent = static_cast<v1::Intent>(std::max<int>(outcome.intent, other.intent));
     outcome.checkpoint_requests = std::max(outcome.checkpoint_requests, other.checkpoint_requests);

@@ -25,13 +25,10 @@ struct FooterHeader {
   uint64_t sample_digest = 0;       // likewise
   int64_t checkpoint_requests = 0;  // so far
   int32_t intent = v1::INTENT_RUN;
-  int32_t finite = 1;           // of the reduced gradient
   int32_t checkpoint_slow = 0;  // this rank has been writing the last one for long: not yet another
-  int32_t unused = 0;           // keeps the size a multiple of 8
 };
 
 struct FooterOutcome {
-  bool finite = true;
   v1::Intent intent = v1::INTENT_RUN;  // the highest that any rank heard
   int64_t checkpoint_requests = 0;     // likewise
   double loss_sum = 0;                 // in cell order, f64
@@ -44,6 +41,7 @@ class Footer {
   struct Shape {
     int32_t micro_batches = 1;     // cells of a shard
     int64_t statistic_floats = 0;  // of one cell
+    int64_t sums = 0;              // the most that a rank shares
   };
   Footer(const TreeReducer& tree, const Shape& shape);
 
@@ -54,11 +52,15 @@ class Footer {
     float* statistics;
   };
   Cell own_cell(int32_t cell);
+  // Likewise, its sums of squares of the part of the reduced gradient that it measures.
+  std::span<double> own_sums();
 
   // Errors: the communicator's; INTERNAL where ranks disagree on generation, step, samples or valid count (names the
   // rank).
   StatusOr<FooterOutcome> Exchange(Communicator& comm, const FooterHeader& header);
 
+  // After Exchange: what `rank` put there.
+  std::span<const double> SumsOf(int32_t rank) const;
   // After Exchange: mean over all cells of the global batch of statistic `index`, added over a left-balanced tree in
   // cell order.
   double StatisticMean(int64_t index) const;
@@ -69,7 +71,7 @@ class Footer {
 
   const TreeReducer& tree_;
   const Shape shape_;
-  int64_t cell_floats_, record_bytes_;
+  int64_t cell_floats_, sums_offset_, record_bytes_;
   std::vector<std::byte> own_, all_;
   std::vector<const float*> cells_;  // by global cell, into all_
 };

@@ -17,34 +17,12 @@ constexpr Bytes kBucketBytes{1 << 20};
 
 bool IsAligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % kTensorAlignment == 0; }
 
-Footer::Shape FooterShape(const Executable& exe) {
-  return {.micro_batches = exe.step_plan().micro_batches, .statistic_floats = exe.statistic_elements()};
-}
-
 }  // namespace
 
 StepRunner::StepRunner(const v1::RankConfig& config, Executable& executable, RunState& state)
-    : config_(config), exe_(executable), state_(state), footer_(executable.tree(), FooterShape(executable)) {
+    : config_(config), exe_(executable), state_(state) {
   const TreeReducer& tree = exe_.tree();
-  float* result = exe_.gradient_slot(tree.partial_slots()[0]);
-  if (tree.world_size() > 1) {
-    ExchangeOptions options;
-    options.comm = &state.comm;
-    options.tree = &tree;
-    options.mode = config.spec().numerics().mode() == v1::NUMERICS_MODE_FAST ? ReduceMode::kFast : ReduceMode::kTree;
-    for (int slot = 0; slot < tree.slots(); ++slot) options.slots.push_back(exe_.gradient_slot(slot));
-    options.result = result;
-    options.buckets = CutBuckets(exe_.bucket_boundaries(), kBucketBytes);
-    gradients_in_bucket_.resize(options.buckets.size());
-    for (const StoredTensor& p : exe_.parameters()) {
-      int32_t bucket = 0;
-      while (options.buckets[bucket].end <= p.offset) ++bucket;
-      bucket_of_.push_back(bucket);
-      ++gradients_in_bucket_[bucket];
-    }
-    missing_ = std::vector<std::atomic<int32_t>>(options.buckets.size());
-    exchanger_ = std::make_unique<BucketExchanger>(std::move(options));
-  }
+  const float* result = exe_.gradient_slot(tree.partial_slots()[0]);
   std::vector<UpdateTensor> tensors;
   for (size_t i = 0; i < exe_.parameters().size(); ++i) {
     const StoredTensor& p = exe_.parameters()[i];
@@ -57,6 +35,12 @@ StepRunner::StepRunner(const v1::RankConfig& config, Executable& executable, Run
     for (int s = 0; s < exe_.states(); ++s) t.states[s] = exe_.state_data(s) + p.offset;
   }
   update_ = std::make_unique<UpdateProgram>(config.spec().optimizer(), std::move(tensors));
+  Footer::Shape shape{.micro_batches = exe_.step_plan().micro_batches, .statistic_floats = exe_.statistic_elements()};
+  if (tree.world_size() > 1) {
+    MakeExchanger();
+    for (int32_t rank = 0; rank < tree.world_size(); ++rank) shape.sums = std::max(shape.sums, BlocksOf(rank));
+  }
+  footer_ = std::make_unique<Footer>(tree, shape);
   measures_at_once_ = !exchanger_ && exe_.step_plan().local_cells == 1;
   lanes_.resize(exe_.lanes().lanes());
   for (int lane = 0; lane < exe_.lanes().lanes(); ++lane) {
@@ -68,6 +52,59 @@ StepRunner::StepRunner(const v1::RankConfig& config, Executable& executable, Run
 }
 
 StepRunner::~StepRunner() = default;
+
+void StepRunner::MakeExchanger() {
+  const TreeReducer& tree = exe_.tree();
+  ExchangeOptions options;
+  options.comm = &state_.comm;
+  options.tree = &tree;
+  options.mode = config_.spec().numerics().mode() == v1::NUMERICS_MODE_FAST ? ReduceMode::kFast : ReduceMode::kTree;
+  for (int slot = 0; slot < tree.slots(); ++slot) options.slots.push_back(exe_.gradient_slot(slot));
+  options.result = options.slots[tree.partial_slots()[0]];
+  options.buckets = CutBuckets(exe_.bucket_boundaries(), kBucketBytes);
+  gradients_in_bucket_.resize(options.buckets.size());
+  for (size_t p = 0; p < exe_.parameters().size(); ++p) {  // ascending in the flat array
+    int32_t bucket = 0;
+    while (options.buckets[bucket].end <= exe_.parameters()[p].offset) ++bucket;
+    bucket_of_.push_back(bucket);
+    if (gradients_in_bucket_[bucket]++ == 0) bucket_blocks_.push_back(update_->BlocksOf(static_cast<int>(p)).first);
+  }
+  bucket_blocks_.push_back(update_->blocks());
+  TUTTI_CHECK(bucket_blocks_.size() == options.buckets.size() + 1, "a bucket of no parameter");
+  options.on_reduced = [this](int32_t bucket) {
+    const ScopedFlushDenormals flush;
+    const auto [first, last] = BlocksOf(bucket, exe_.tree().rank().value());
+    update_->Measure(first, last, /*threads=*/1);
+  };
+  missing_ = std::vector<std::atomic<int32_t>>(options.buckets.size());
+  exchanger_ = std::make_unique<BucketExchanger>(std::move(options));
+}
+
+std::pair<int64_t, int64_t> StepRunner::BlocksOf(int32_t bucket, int32_t rank) const {
+  const int64_t first = bucket_blocks_[bucket], blocks = bucket_blocks_[bucket + 1] - first;
+  const int64_t world = exe_.tree().world_size();
+  return {first + blocks * rank / world, first + blocks * (rank + 1) / world};
+}
+
+int64_t StepRunner::BlocksOf(int32_t rank) const {
+  int64_t blocks = 0;
+  for (int32_t bucket = 0; bucket < exchanger_->buckets(); ++bucket) {
+    const auto [first, last] = BlocksOf(bucket, rank);
+    blocks += last - first;
+  }
+  return blocks;
+}
+
+template <typename Copy>
+void StepRunner::ForBlocksOf(int32_t rank, Copy copy) {
+  size_t at = 0;
+  for (int32_t bucket = 0; exchanger_ && bucket < exchanger_->buckets(); ++bucket) {
+    const auto [first, last] = BlocksOf(bucket, rank);
+    const size_t count = static_cast<size_t>(last - first);
+    copy(update_->sums().subspan(static_cast<size_t>(first), count), at);
+    at += count;
+  }
+}
 
 StatusOr<StepOutcome> StepRunner::Run(const Batch& batch, int64_t update, bool checkpoint_slow) {
   StepOutcome outcome;
@@ -84,17 +121,19 @@ StatusOr<StepOutcome> StepRunner::Run(const Batch& batch, int64_t update, bool c
   state_.Enter(v1::PHASE_TRAINING, "gradient exchange");
   TUTTI_RETURN_IF_ERROR(Reduce(&outcome.timings));
   const Nanos measured_from = state_.clock.Monotonic();
-  const GradientMeasure measure = Measure();
+  Measure();
   const Nanos footer_from = state_.clock.Monotonic();
   outcome.timings.optimizer = MillisBetween(measured_from, footer_from);
 
   state_.Enter(v1::PHASE_TRAINING, "footer");
   for (int32_t c = 0; c < exe_.step_plan().local_cells; ++c) {
-    const Footer::Cell own = footer_.own_cell(c);
+    const Footer::Cell own = footer_->own_cell(c);
     *own.loss_sum = *exe_.cell_loss(c);
     *own.correct = *exe_.cell_correct(c);
     std::copy_n(exe_.cell_statistics(c), exe_.statistic_elements(), own.statistics);
   }
+  const int32_t me = exe_.tree().rank().value();
+  ForBlocksOf(me, [&](std::span<double> sums, size_t at) { std::ranges::copy(sums, &footer_->own_sums()[at]); });
   const ControlBox* control = state_.control();
   const FooterHeader header{.generation = config_.generation(),
                             .step = batch.step,
@@ -102,18 +141,24 @@ StatusOr<StepOutcome> StepRunner::Run(const Batch& batch, int64_t update, bool c
                             .sample_digest = batch.sample_digest,
                             .checkpoint_requests = control == nullptr ? 0 : control->checkpoint_requests(),
                             .intent = control == nullptr ? v1::INTENT_RUN : control->intent(),
-                            .finite = measure.finite ? 1 : 0,
                             .checkpoint_slow = checkpoint_slow ? 1 : 0};
-  StatusOr<FooterOutcome> footer = footer_.Exchange(state_.comm, header);
+  StatusOr<FooterOutcome> footer = footer_->Exchange(state_.comm, header);
   TUTTI_RETURN_IF_ERROR(state_.Collective(footer.status()));
   const Nanos footer_to = state_.clock.Monotonic();
   outcome.footer = *footer;
   outcome.timings.exchange += MillisBetween(footer_from, footer_to);
   outcome.timings.exposed_exchange += MillisBetween(footer_from, footer_to);
+  for (int32_t rank = 0; rank < exe_.tree().world_size(); ++rank) {
+    ForBlocksOf(rank, [&](std::span<double> sums, size_t at) {
+      std::ranges::copy(footer_->SumsOf(rank).subspan(at, sums.size()), sums.begin());
+    });
+  }
+  const GradientMeasure measure = update_->Measured();
+  outcome.finite = measure.finite;
   outcome.gradient_norm = measure.norm;
   outcome.learning_rate =
       LearningRate(config_.spec().optimizer(), config_.spec().schedule(), update, exe_.counts().steps);
-  if (!outcome.footer.finite) {
+  if (!outcome.finite) {
     TUTTI_ASSIGN_OR_RETURN(outcome.skip_cause, FindCause(batch, measure));
     return outcome;
   }
@@ -223,12 +268,11 @@ Status StepRunner::Reduce(StepTimings* timings) {
   return OkStatus();
 }
 
-GradientMeasure StepRunner::Measure() {
-  if (measures_at_once_) return update_->Measured();
+void StepRunner::Measure() {
+  if (measures_at_once_ || exchanger_) return;  // done where the numbers came into being
   const int64_t blocks = update_->blocks(), lanes = exe_.lanes().lanes();
   exe_.lanes().RunAll(
       [&](int lane) { update_->Measure(blocks * lane / lanes, blocks * (lane + 1) / lanes, exe_.lanes().threads()); });
-  return update_->Measured();
 }
 
 void StepRunner::Apply(const StepOutcome& outcome, int64_t update) {
@@ -247,7 +291,7 @@ void StepRunner::Apply(const StepOutcome& outcome, int64_t update) {
     const double unbiased = info.is_variance ? n / (n - 1) : 1;
     float* running = exe_.statistic_data() + tensor.offset;
     for (int64_t c = 0; c < tensor.elements; ++c) {
-      const double value = footer_.StatisticMean(tensor.offset + c) * unbiased;
+      const double value = footer_->StatisticMean(tensor.offset + c) * unbiased;
       running[c] = static_cast<float>((1 - info.momentum) * running[c] + info.momentum * value);
     }
   }

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/data/loader.h"
@@ -25,10 +26,11 @@ struct StepTimings {                 // milliseconds
 
 struct StepOutcome {
   FooterOutcome footer;
+  bool finite = true;        // every element of the whole gradient
   double gradient_norm = 0;  // before clipping
   bool clipped = false;
   double learning_rate = 0;
-  std::string skip_cause;  // where footer.finite is false: "rank 1, shard 3, layers.0.weight"
+  std::string skip_cause;  // where finite is false: "rank 1, shard 3, layers.0.weight"
   StepTimings timings;
 };
 
@@ -56,7 +58,13 @@ class StepRunner {
   void OnOutput(int lane, size_t external);
   void Merge(const std::vector<TreeMerge>& merges);
   Status Reduce(StepTimings* timings);
-  GradientMeasure Measure();
+  void MakeExchanger();
+  void Measure();
+  // Where there are other ranks, each measures its part of every bucket; the footer carries the sums to the others.
+  std::pair<int64_t, int64_t> BlocksOf(int32_t bucket, int32_t rank) const;
+  int64_t BlocksOf(int32_t rank) const;  // in all buckets
+  template <typename Copy>               // copy(sums of the update program, where they begin in the footer), by bucket
+  void ForBlocksOf(int32_t rank, Copy copy);
   void Apply(const StepOutcome& outcome, int64_t update);
   // After a non-finite gradient: the cells are computed again, one by one, to find the first that made it.
   StatusOr<std::string> FindCause(const Batch& batch, const GradientMeasure& measure);
@@ -64,13 +72,14 @@ class StepRunner {
   const v1::RankConfig& config_;
   Executable& exe_;
   RunState& state_;
-  Footer footer_;
+  std::unique_ptr<UpdateProgram> update_;
+  std::unique_ptr<Footer> footer_;
   std::unique_ptr<BucketExchanger> exchanger_;  // where there are other ranks
   std::vector<int32_t> bucket_of_;              // by parameter
+  std::vector<int64_t> bucket_blocks_;          // of the update program: first of each bucket, and the end
   std::vector<int32_t> gradients_in_bucket_;
   std::vector<std::atomic<int32_t>> missing_;  // by bucket: gradients of the last wave that are not there yet
   std::mutex start_mutex_;
-  std::unique_ptr<UpdateProgram> update_;
   bool measures_at_once_ = false;  // one cell is the whole gradient: measured while it is still in the cache
   std::vector<Lane> lanes_;
   int64_t sample_elements_ = 1;

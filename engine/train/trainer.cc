@@ -211,7 +211,7 @@ Status TrainingRun::Step() {
 }
 
 Status TrainingRun::Count(const StepOutcome& outcome, const Batch& batch, v1::StepRecord* record) {
-  const bool skipped = !outcome.footer.finite;
+  const bool skipped = !outcome.finite;
   progress_.step = batch.step;
   progress_.ledger.Append(batch.step, batch.sample_digest, batch.valid);
   progress_.update += skipped ? 0 : 1;
