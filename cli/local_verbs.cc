@@ -40,14 +40,23 @@ std::string LayerTable(const v1::TrainPlan& plan) {
   return Table(rows);
 }
 
+std::string DecayTable(const v1::TrainPlan& plan) {
+  std::vector<std::vector<std::string>> rows = {{"TENSOR", "WEIGHT DECAY"}};
+  for (const v1::DecayGroup& group : plan.decay_groups()) {
+    for (const std::string& name : group.names()) rows.push_back({name, fmt::format("{}", group.weight_decay())});
+  }
+  return Table(rows);
+}
+
 int PrintPlan(const Options& options, const v1::JobSpec& spec, const v1::TrainPlan& plan, int64_t slot_bytes) {
   if (options.format() == Format::kJson || options.format() == Format::kYaml) {
     fmt::print("{}", MessageText(plan, options.format()));
     return kSucceeded;
   }
   fmt::print("{}", PlanBlock(spec, plan, slot_bytes));
+  fmt::print("{}", DecayLine(plan));
   for (const std::string& reason : plan.reasons()) fmt::print("       because   {}\n", Printable(reason));
-  if (options.format() == Format::kWide) fmt::print("\n{}", LayerTable(plan));
+  if (options.format() == Format::kWide) fmt::print("\n{}\n{}", LayerTable(plan), DecayTable(plan));
   return kSucceeded;
 }
 

@@ -122,6 +122,20 @@ std::string PlanBlock(const v1::JobSpec& spec, const v1::TrainPlan& plan, int64_
   return out;
 }
 
+std::string DecayLine(const v1::TrainPlan& plan) {
+  if (plan.decay_groups().empty() || plan.decay_groups(0).weight_decay() == 0) return "";
+  std::string out;
+  for (const v1::DecayGroup& group : plan.decay_groups()) {
+    const bool first = out.empty();
+    out += fmt::format("{}{} on {} ({}{})", first ? "       decay     " : ", ",
+                       group.weight_decay() > 0 ? fmt::format("{}", group.weight_decay()) : "none",
+                       first ? Plural(group.tensors(), "tensor") : WithCommas(group.tensors()),
+                       first ? Plural(group.parameters(), "parameter") : WithCommas(group.parameters()),
+                       group.weight_decay() > 0 ? "" : ": biases and normalisation");
+  }
+  return out + "\n";
+}
+
 std::string RunLine(const v1::Job& job, double first_step_ms) {
   std::set<std::string> nodes;
   std::map<int32_t, std::string> slots;

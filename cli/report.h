@@ -30,6 +30,9 @@ struct RunFacts {
 
 // "plan   name: 421,642 parameters, ..." with three lines; `slot_bytes` 0: not known.
 std::string PlanBlock(const v1::JobSpec& spec, const v1::TrainPlan& plan, int64_t slot_bytes);
+// "       decay     0.01 on 4 tensors (421,376 parameters), none on 6 (266: biases and normalisation)";
+// empty where nothing is decayed.
+std::string DecayLine(const v1::TrainPlan& plan);
 // "run    job 01JD3... on 1 node: rank 0 cores 0, rank 1 cores 1 · first step after 180 ms"
 std::string RunLine(const v1::Job& job, double first_step_ms);
 std::string EvalLine(const v1::EvalRecord& evaluation);

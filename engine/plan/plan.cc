@@ -152,6 +152,20 @@ void AddReasons(const v1::JobSpec& spec, const Model& model, const Split& split,
           : "numerics exact: equal bits for every number of ranks");
 }
 
+void AddDecayGroups(const v1::Optimizer& optimizer, const Model& model, v1::TrainPlan* plan) {
+  for (const bool decayed : {true, false}) {
+    v1::DecayGroup group;
+    group.set_weight_decay(decayed ? optimizer.weight_decay() : 0);
+    for (const ParameterInfo& parameter : model.parameters) {
+      if (HasWeightDecay(optimizer, parameter) != decayed) continue;
+      group.add_names(parameter.name);
+      group.set_parameters(group.parameters() + parameter.type.elements());
+    }
+    group.set_tensors(group.names_size());
+    if (group.tensors() > 0) *plan->add_decay_groups() = std::move(group);
+  }
+}
+
 std::string MiB(int64_t bytes) {
   const double mib = static_cast<double>(bytes) / kMiB;
   return mib < 1024 ? fmt::format("{:.1f} MiB", mib) : fmt::format("{:.1f} GiB", mib / 1024);
@@ -203,6 +217,7 @@ StatusOr<v1::TrainPlan> PlanJob(const v1::JobSpec& spec, const DataShape& data, 
   plan.set_samples(counts.samples);
   plan.set_wall_seconds(static_cast<double>(counts.steps) * plan.step().step_ms() / 1e3);
   plan.mutable_layers()->Add(graphs.model.layers.begin(), graphs.model.layers.end());
+  AddDecayGroups(spec.optimizer(), graphs.model, &plan);
   AddReasons(spec, graphs.model, split, &plan);
   return plan;
 }

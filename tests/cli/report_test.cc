@@ -89,6 +89,24 @@ TEST(PlanBlock, AccumulationIsSaid) {  // JOB-07
               HasSubstr("global batch 128 = 4 shards x 32 (4 micro-batches of 8)\n"));
 }
 
+TEST(DecayLine, SaysHowMuchIsDecayedAndHowMuchIsNot) {  // OPT-02
+  v1::TrainPlan plan;
+  EXPECT_EQ(DecayLine(plan), "");
+  v1::DecayGroup* group = plan.add_decay_groups();
+  group->set_weight_decay(0);
+  group->set_tensors(10);
+  group->set_parameters(421642);
+  EXPECT_EQ(DecayLine(plan), "");  // nothing is decayed: nothing to be surprised by
+  group->set_weight_decay(0.05);
+  EXPECT_EQ(DecayLine(plan), "       decay     0.05 on 10 tensors (421,642 parameters)\n");
+  group->set_tensors(1);
+  v1::DecayGroup* rest = plan.add_decay_groups();
+  rest->set_tensors(6);
+  rest->set_parameters(1234);
+  EXPECT_EQ(DecayLine(plan),
+            "       decay     0.05 on 1 tensor (421,642 parameters), none on 6 (1,234: biases and normalisation)\n");
+}
+
 TEST(RunLine, NamesNodesCoresAndTheFirstStep) {
   v1::Job job = FinishedJob();
   auto* share = job.mutable_status()->mutable_assignment()->add_nodes();

@@ -1,4 +1,6 @@
 """What a new user types, mistakes included, and what the terminal says."""
+import json
+
 from harness import E2ETest, ROOT, main
 
 
@@ -23,6 +25,31 @@ class CommandLine(E2ETest):
         self.assertRegex(out, r"learningRate: 0\.1 .*--set")
         self.assertRegex(out, r"global: 24 .*job\.yaml:\d+")
         self.assertRegex(out, r"beta1: 0\.9 .*default")
+
+    def test_plan_lists_what_weight_decay_applies_to(self):  # OPT-02
+        job = self.box.write_job("decay", "cnn", optimizer_weightDecay=0.1)
+
+        def plan(*options):
+            code, out, err = self.box.call("tutti", "plan", job, *options)
+            self.assertEqual(code, 0, err)
+            return out
+
+        decayed = ["layers.0.weight", "layers.5.weight", "layers.8.weight"]
+        left = ["layers.0.bias", "layers.1.weight", "layers.1.bias", "layers.5.bias", "layers.8.bias"]
+        # Images of 8 x 8: conv 8 x 1 x 3 x 3, after the pool 8 x 4 x 4 features, dense 32, dense 10.
+        counts = (8 * 9 + 32 * 8 * 4 * 4 + 10 * 32, 8 + 8 + 8 + 32 + 10)
+        self.assertIn(f"decay     0.1 on 3 tensors ({counts[0]:,} parameters), none on 5 ({counts[1]}: biases and normalisation)\n",
+                      plan())
+        groups = json.loads(plan("-o", "json"))["decayGroups"]
+        self.assertEqual([(g.get("weightDecay", 0), g["names"], int(g["tensors"]), int(g["parameters"])) for g in groups],
+                         [(0.1, decayed, 3, counts[0]), (0, left, 5, counts[1])])
+        wide = plan("-o", "wide")
+        for names, decay in ((decayed, "0.1"), (left, "0")):
+            for name in names:
+                self.assertRegex(wide, rf"(?m)^{name} +{decay}$")
+        self.assertIn(f"decay     0.1 on 8 tensors ({sum(counts):,} parameters)\n",
+                      plan("--set", "optimizer.decayBiasAndNorm=true"))
+        self.assertNotIn("decay  ", plan("--set", "optimizer.weightDecay=0"))
 
     def test_plan_prints_memory_and_time_and_starts_nothing(self):
         code, out, err = self.box.call("tutti", "plan", ROOT / "configs/jobs/fashion_mnist_cnn.yaml")

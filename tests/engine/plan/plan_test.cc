@@ -1,5 +1,6 @@
 #include "engine/plan/plan.h"
 
+#include <absl/strings/str_join.h>
 #include <gtest/gtest.h>
 
 namespace tutti {
@@ -76,6 +77,70 @@ TEST(PlanJob, OneRankSendsNothing) {
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->step().exchanged_bytes(), 0);
   EXPECT_GT(plan->step().compute_ms(), 0);
+}
+
+struct Group {
+  double weight_decay;
+  int64_t parameters;
+  std::vector<std::string> names;
+  bool operator==(const Group&) const = default;
+};
+void PrintTo(const Group& group, std::ostream* out) {
+  *out << group.weight_decay << " on " << group.parameters << ": " << absl::StrJoin(group.names, " ");
+}
+
+std::vector<Group> DecayGroups(const v1::JobSpec& spec) {
+  const auto plan = PlanJob(spec, Data(), {.cores = 2});
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  std::vector<Group> groups;
+  if (!plan.ok()) return groups;
+  for (const v1::DecayGroup& group : plan->decay_groups()) {
+    EXPECT_EQ(group.tensors(), group.names_size());
+    groups.push_back({group.weight_decay(), group.parameters(), {group.names().begin(), group.names().end()}});
+  }
+  return groups;
+}
+
+// OPT-02: a convolution with bias, one batch norm, one layer norm, a dense layer inside a residual block, a dense head.
+TEST(PlanJob, ListsWhatWeightDecayAppliesTo) {
+  v1::JobSpec spec = Perceptron();
+  spec.mutable_model()->clear_layers();
+  v1::Conv2d* conv = spec.mutable_model()->add_layers()->mutable_conv2d();
+  conv->set_channels(4);
+  conv->set_kernel(3);
+  conv->set_stride(1);
+  conv->set_padding(1);
+  conv->set_bias(true);
+  spec.mutable_model()->add_layers()->mutable_batch_norm()->set_epsilon(1e-5);
+  spec.mutable_model()->add_layers()->mutable_flatten();
+  spec.mutable_model()->add_layers()->mutable_layer_norm()->set_epsilon(1e-5);
+  v1::Layer* inner = spec.mutable_model()->add_layers()->mutable_residual()->add_layers();
+  inner->mutable_dense()->set_units(4 * 784);
+  inner->mutable_dense()->set_bias(true);
+  v1::Dense* head = spec.mutable_model()->add_layers()->mutable_dense();
+  head->set_units(10);
+  head->set_bias(true);
+
+  constexpr int64_t kFeatures = 4 * 784;
+  const Group weights{0.1,
+                      4 * 9 + kFeatures * kFeatures + 10 * kFeatures,
+                      {"layers.0.weight", "layers.4.layers.0.weight", "layers.5.weight"}};
+  const Group rest{0,
+                   4 + 2 * 4 + 2 * kFeatures + kFeatures + 10,
+                   {"layers.0.bias", "layers.1.weight", "layers.1.bias", "layers.3.weight", "layers.3.bias",
+                    "layers.4.layers.0.bias", "layers.5.bias"}};
+  spec.mutable_optimizer()->set_weight_decay(0.1);
+  EXPECT_EQ(DecayGroups(spec), (std::vector<Group>{weights, rest}));
+
+  const std::vector<std::string> all = {
+      "layers.0.weight", "layers.0.bias", "layers.1.weight",          "layers.1.bias",
+      "layers.3.weight", "layers.3.bias", "layers.4.layers.0.weight", "layers.4.layers.0.bias",
+      "layers.5.weight", "layers.5.bias"};
+  const int64_t parameters = weights.parameters + rest.parameters;
+  spec.mutable_optimizer()->set_decay_bias_and_norm(true);
+  EXPECT_EQ(DecayGroups(spec), (std::vector<Group>{{0.1, parameters, all}}));
+  spec.mutable_optimizer()->set_weight_decay(0);
+  EXPECT_EQ(DecayGroups(spec), (std::vector<Group>{{0, parameters, all}}));
 }
 
 TEST(LanesOf, AsManyShardsSideBySideAsCoresAllow) {
