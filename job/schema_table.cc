@@ -171,6 +171,9 @@ constexpr Key kKeys[] = {
      "Between SIGTERM and SIGKILL."},
     {"RestartPolicy", "collectiveTimeoutMs", "collective_timeout_ms", "30000", "[100, 3600000]", "",
      "timeout collectiveTimeout", "A collective without progress for so long is an error."},
+    {"RestartPolicy", "startTimeoutMs", "start_timeout_ms", "120000", "[100, 3600000]", "",
+     "startTimeout rendezvousTimeout joinTimeout",
+     "So long a rank that is ready waits for all ranks of its generation; then the attempt fails."},
 };
 
 }  // namespace

@@ -158,6 +158,18 @@ void Stepper::Settle(JobEntry& entry) {
   }
 }
 
+// Ranks that did not come where the first to end gave up waiting for addresses; empty: that is not what happened.
+std::vector<int32_t> Stepper::NeverReady(const JobEntry& entry) {
+  const v1::JobStatus& status = entry.status();
+  std::vector<int32_t> missing;
+  if (entry.peers.empty() || entry.row.bad_ends_size() == 0) return missing;
+  if (!status.ranks(entry.row.bad_ends(0)).victim()) return missing;
+  for (int32_t rank = 0; rank < status.ranks_size(); ++rank) {
+    if (!entry.peers.contains(rank)) missing.push_back(rank);
+  }
+  return missing;
+}
+
 v1::Failure Stepper::ChooseCause(const JobEntry& entry) const {
   const v1::JobStatus& status = entry.status();
   if (entry.row.has_outside()) return entry.row.outside();
@@ -186,6 +198,18 @@ v1::Failure Stepper::ChooseCause(const JobEntry& entry) const {
       failure.set_where(status.ranks(number).where());
       break;
     }
+    return failure;
+  }
+  if (const std::vector<int32_t> missing = NeverReady(entry); !missing.empty()) {
+    std::string names;
+    for (const int32_t number : missing) {
+      names += fmt::format("{}rank {} on {}", names.empty() ? "" : ", ", number, status.ranks(number).node());
+    }
+    v1::Failure failure =
+        of_rank(missing[0],
+                fmt::format("did not start in time: expected {} ranks, arrived {}, missing {}; {}", status.ranks_size(),
+                            entry.peers.size(), names, status.ranks(entry.row.bad_ends(0)).message()));
+    failure.set_kind(v1::FAILURE_KIND_STALL);
     return failure;
   }
   v1::Failure failure;

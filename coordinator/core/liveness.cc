@@ -45,8 +45,10 @@ void Stepper::CheckStall(JobEntry& entry) {
   }
   bool training = entry.longest_step.count() > 0;
   for (const auto& [rank, progress] : entry.progress) training &= progress.phase == v1::PHASE_TRAINING;
-  const Nanos limit =
-      training ? std::max(state_.options.stall_floor, 10 * entry.longest_step) : state_.options.phase_limit;
+  // Ranks end a start that takes too long themselves, and say who is missing: never before restart.startTimeoutMs.
+  const Nanos start = Millis(entry.job().spec().restart().start_timeout_ms()) + state_.options.stall_floor;
+  const Nanos limit = training ? std::max(state_.options.stall_floor, 10 * entry.longest_step)
+                               : std::max(state_.options.phase_limit, start);
   const Nanos silent = state_.now - entry.progressed;
   if (silent <= limit) return;
 

@@ -77,6 +77,7 @@ class Stepper {
   void StopGeneration(JobEntry& entry, v1::Intent intent, int64_t grace_ms);
   void Settle(JobEntry& entry);  // decides the outcome once no rank of the newest generation is alive
   void Fail(JobEntry& entry);
+  static std::vector<int32_t> NeverReady(const JobEntry& entry);
   v1::Failure ChooseCause(const JobEntry& entry) const;
 
   // liveness.cc

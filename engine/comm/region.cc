@@ -119,7 +119,8 @@ Status RegionPeer::WaitAttached(Nanos deadline) {
     if (view_.slot(r).attached.load() != 2) missing.push_back(r);
   }
   return Poison(absl::StatusCode::kDeadlineExceeded, missing.empty() ? -1 : missing[0],
-                fmt::format("{} did not attach to the shared memory in time", RankList(missing)));
+                fmt::format("{} did not attach to the shared memory in time (expected {} ranks, arrived {})",
+                            RankList(missing), world_size_, world_size_ - std::ssize(missing)));
 }
 
 void RegionPeer::OpenPeers() {

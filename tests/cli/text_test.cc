@@ -76,10 +76,11 @@ TEST(MessageText, ZeroIsAFactAndYamlHasBlocks) {  // API-06
   (*spec.mutable_metadata()->mutable_labels())["a b"] = "c";
   spec.mutable_restart()->add_no_retry_exit_codes(2);
   spec.mutable_restart()->set_grace_ms(5);
-  EXPECT_EQ(MessageText(spec, Format::kYaml),
-            "metadata:\n  name: \"job\"\n  labels:\n    \"a b\": \"c\"\nrestart:\n  maxUserFailures: 0\n  "
-            "maxNodeFailures: 0\n"
-            "  backoffMs: 0\n  noRetryExitCodes:\n    - 2\n  graceMs: 5\n  collectiveTimeoutMs: 0\n");
+  EXPECT_EQ(
+      MessageText(spec, Format::kYaml),
+      "metadata:\n  name: \"job\"\n  labels:\n    \"a b\": \"c\"\nrestart:\n  maxUserFailures: 0\n  "
+      "maxNodeFailures: 0\n"
+      "  backoffMs: 0\n  noRetryExitCodes:\n    - 2\n  graceMs: 5\n  collectiveTimeoutMs: 0\n  startTimeoutMs: 0\n");
 }
 
 TEST(CompletionScript, NamesEveryVerbForBothShells) {

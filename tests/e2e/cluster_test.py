@@ -42,7 +42,7 @@ class Cluster(E2ETest):
         self.box.env["TUTTI_TOKEN_FILE"] = str(state / "token")
         return process
 
-    def start_agent(self, name, slots=1, umask=0o022):
+    def start_agent(self, name, *options, slots=1, umask=0o022):
         """Agents of one slot stand for machines: each has a core of this machine to itself (slots are locked host-wide)."""
         cores = {"a": {0}, "b": {1}}[name] if slots == 1 else {0, 1}
 
@@ -50,7 +50,7 @@ class Cluster(E2ETest):
             os.sched_setaffinity(0, cores)
             os.umask(umask)
         return self.box.start("tutti-worker", "--coordinator", self.box.env["TUTTI_COORDINATOR"], "--state-dir",
-                              self.box.folder / f"agent-{name}", "--name", name, "--slots", slots, stdout=subprocess.DEVNULL,
+                              self.box.folder / f"agent-{name}", "--name", name, "--slots", slots, *options, stdout=subprocess.DEVNULL,
                               preexec_fn=prepare, stderr=self.log(f"agent-{name}"))
 
     def log(self, name):
@@ -130,6 +130,32 @@ class Cluster(E2ETest):
             self.assertEqual(json.loads(out)["weightsSha256"], manifest["weightsSha256"])
         for file in shared:
             self.assertEqual(stat.S_IMODE(file.stat().st_mode), mode[0], file)
+
+    def test_late_rank_is_waited_for_and_one_that_never_comes_is_named(self):  # RDZ-03
+        gate, program = self.box.folder / "gate", self.box.folder / "late-rank"
+        os.mkfifo(gate)
+        program.write_text(f'#!/bin/sh\nread line < "{gate}"\nexec tutti-rank\n')
+        program.chmod(0o700)
+        self.start_coordinator()
+        self.start_agent("a"), self.start_agent("b", "--rank-program", program)
+        self.wait_for_nodes(2)
+        late = self.submit(self.box.write_job("late"))
+        self.wait_for_state(late, "STARTING", "RUNNING")
+        nodes = {int(share.get("firstRank", 0)): share["node"] for share in self.job(late)["status"]["assignment"]["nodes"]}
+        (there,), (absent,) = ([rank for rank, node in nodes.items() if node == name] for name in "ab")
+        wait_until(lambda: "rank" in self.box.call("tutti", "logs", late, "--rank", there)[1], "the rank on a runs")
+        self.assertEqual(self.state(late), "STARTING")
+        gate.write_text("come\n")
+        self.assertEqual(self.wait_for_state(late, "SUCCEEDED", "FAILED"), "SUCCEEDED", json.dumps(self.job(late)["status"])[:3000])
+        self.assertEqual(int(self.job(late)["status"]["attempts"]), 1)
+
+        never = self.submit(self.box.write_job("never", restart_startTimeoutMs=1000, restart_maxUserFailures=0,
+                                               restart_maxNodeFailures=0, restart_graceMs=100))
+        self.assertEqual(self.wait_for_state(never, "SUCCEEDED", "FAILED"), "FAILED")
+        (failure,) = self.job(never)["status"]["failures"]
+        self.assertIn(f"expected 2 ranks, arrived 1, missing rank {absent} on b", failure["cause"])
+        self.assertIn("1000 ms (restart.startTimeoutMs)", failure["cause"])
+        self.assertEqual([int(rank) for rank in failure["victims"]], [there])
 
     def test_token_guards_the_port(self):  # SEC-01
         self.start_coordinator()

@@ -21,11 +21,15 @@
 namespace tutti {
 namespace {
 
-constexpr Millis kMeetingTimeout{120'000};  // other nodes may still be starting
-
 Millis CollectiveTimeout(const v1::RankConfig& config) {
   const int64_t ms = config.spec().restart().collective_timeout_ms();
   return Millis(ms > 0 ? ms : 30'000);
+}
+
+// The one limit of a start: other nodes may still be starting.
+Millis StartTimeout(const v1::RankConfig& config) {
+  const int64_t ms = config.spec().restart().start_timeout_ms();
+  return Millis(ms > 0 ? ms : 120'000);
 }
 
 RankExit ExitOf(const Status& status) {
@@ -136,7 +140,7 @@ StatusOr<std::unique_ptr<Communicator>> RankSession::Meet() {
                     .generation = Generation(config_.generation()),
                     .window_bytes = config_.shared_window_bytes(),
                     .timeout = CollectiveTimeout(config_),
-                    .attach_timeout = kMeetingTimeout});
+                    .attach_timeout = StartTimeout(config_)});
 }
 
 StatusOr<std::unique_ptr<Communicator>> RankSession::MeetOverGloo() {
@@ -146,19 +150,23 @@ StatusOr<std::unique_ptr<Communicator>> RankSession::MeetOverGloo() {
                                                .world_size = config_.world_size(),
                                                .generation = Generation(config_.generation()),
                                                .timeout = CollectiveTimeout(config_)}));
+  const Nanos deadline = SystemClock().Monotonic() + StartTimeout(config_);  // of addresses and connections together
   v1::RankEvent event;
   event.mutable_ready()->set_peer_blob(endpoint->blob());
   Emit(std::move(event));
   std::vector<std::string> blobs;
   {
     std::unique_lock lock(mutex_);
-    if (!peers_came_.wait_for(lock, kMeetingTimeout, [this] { return peers_.has_value(); })) {
-      return DeadlineExceeded("the addresses of the other ranks did not come within {} s",
-                              kMeetingTimeout.count() / 1000);
+    if (!peers_came_.wait_for(lock, StartTimeout(config_), [this] { return peers_.has_value(); })) {
+      return DeadlineExceeded(
+          "not all of {} ranks were ready within {} ms (restart.startTimeoutMs): the addresses of the others did not "
+          "come",
+          config_.world_size(), StartTimeout(config_).count());
     }
     blobs.assign(peers_->blobs().begin(), peers_->blobs().end());
   }
-  return endpoint->Connect(blobs, kMeetingTimeout);
+  const auto left = std::chrono::ceil<Millis>(deadline - SystemClock().Monotonic());
+  return endpoint->Connect(blobs, std::max(left, Millis(1)));
 }
 
 RankExit RankSession::ReportFailure(const Status& status, RankExit exit) {

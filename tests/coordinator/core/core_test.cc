@@ -314,5 +314,68 @@ TEST(Peers, TableGoesOutWhenAllRanksAreThere) {
   EXPECT_THAT(sent[0].peers().peers().blobs(), ElementsAre("zero", "one"));
 }
 
+// RDZ-03: a rank waits for the others as long as restart.startTimeoutMs says, and no hidden limit is shorter.
+class Start : public ::testing::Test {
+ protected:
+  Start() : a(h.Connect("a", 1)), b(h.Connect("b", 1)), id(h.Create("u1", 2)) {
+    h.state.jobs.at(id).row.mutable_job()->mutable_spec()->mutable_restart()->set_start_timeout_ms(3'000'000);
+    Ready(a, 0);
+    h.TakeSent();
+  }
+  void Ready(uint64_t stream, int32_t rank) {
+    v1::RankEvent ready = h.Event_(1, rank);
+    ready.mutable_ready()->set_peer_blob(fmt::format("blob {}", rank));
+    h.Rank(stream, id, ready);
+  }
+
+  Harness h;
+  const uint64_t a, b;
+  const std::string id;
+};
+
+TEST_F(Start, ARankThatComesLateIsWaitedFor) {
+  h.Advance(seconds(2999), seconds(1));
+  EXPECT_EQ(h.Status(id).state(), v1::JOB_STATE_STARTING);
+  h.TakeSent();
+  Ready(b, 1);
+  const auto sent = h.TakeSent();
+  ASSERT_THAT(sent, SizeIs(2));
+  EXPECT_THAT(sent[0].peers().peers().blobs(), ElementsAre("blob 0", "blob 1"));
+  EXPECT_EQ(h.Status(id).attempts(), 1);
+  EXPECT_THAT(h.Status(id).failures(), IsEmpty());
+}
+
+TEST_F(Start, ARankThatNeverComesIsNamedWithWhatWasExpectedAndWhatArrived) {
+  v1::RankEvent gave_up = h.Event_(1, 0);
+  gave_up.mutable_failure()->set_victim(true);
+  gave_up.mutable_failure()->set_blamed_rank(-1);
+  gave_up.mutable_failure()->set_message("not all ranks were ready");
+  h.Rank(a, id, gave_up);
+  h.Exit(a, id, 1, 0, {.code = 75});
+  h.Advance(milliseconds(600));
+  ASSERT_THAT(Harness::Revokes(h.TakeSent()), SizeIs(2)) << "who did not come is stopped";
+  h.Exit(b, id, 1, 1, {.signal = 9, .by_us = true});
+  h.Ended(a, id, 1);
+  h.Ended(b, id, 1);
+  ASSERT_THAT(h.Status(id).failures(), SizeIs(1));
+  const v1::Failure& failure = h.Status(id).failures(0);
+  EXPECT_EQ(failure.cause(),
+            "did not start in time: expected 2 ranks, arrived 1, missing rank 1 on b; not all ranks were ready");
+  EXPECT_EQ(failure.rank(), 1);
+  EXPECT_EQ(failure.node(), "b");
+  EXPECT_EQ(failure.kind(), v1::FAILURE_KIND_STALL);
+  EXPECT_THAT(failure.victims(), ElementsAre(0));
+}
+
+// A rank that crashes while others wait for it is the cause by its own end, not for being late.
+TEST_F(Start, ARankThatFailsBeforeItIsReadyIsNotCalledLate) {
+  h.Exit(b, id, 1, 1, {.code = 7});
+  h.Exit(a, id, 1, 0, {.signal = 15, .by_us = true});
+  h.Ended(a, id, 1);
+  h.Ended(b, id, 1);
+  ASSERT_THAT(h.Status(id).failures(), SizeIs(1));
+  EXPECT_EQ(h.Status(id).failures(0).cause(), "exit code 7");
+}
+
 }  // namespace
 }  // namespace tutti::coordinator

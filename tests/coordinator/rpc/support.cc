@@ -39,6 +39,7 @@ v1::JobSpec ValidSpec(int64_t ranks) {
   spec.mutable_restart()->set_backoff_ms(100);
   spec.mutable_restart()->set_grace_ms(1000);
   spec.mutable_restart()->set_collective_timeout_ms(30000);
+  spec.mutable_restart()->set_start_timeout_ms(120000);
   return spec;
 }
 

@@ -180,6 +180,7 @@ TEST(AttachShm, NamesTheRanksThatDoNotCome) {
   const Status status = AttachShm(options).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_THAT(Message(status), HasSubstr("ranks 1, 2"));
+  EXPECT_THAT(Message(status), HasSubstr("expected 3 ranks, arrived 1"));  // RDZ-03
 }
 
 TEST(GlooEndpoint, RefusesForeignBlobsAndUnreachablePeers) {

@@ -155,6 +155,56 @@ TEST_F(RankProcessTest, RanksOfSeveralNodesMeetThroughTheirShims) {
   EXPECT_EQ(weights[0], weights[1]);
 }
 
+// RDZ-03: one limit for the whole start. A rank that comes within it is met; the world then trains.
+TEST_F(RankProcessTest, ARankWaitsForOneThatStartsLater) {
+  spec_.mutable_restart()->set_start_timeout_ms(60'000);
+  std::vector<std::unique_ptr<RankProcess>> world;
+  v1::RankCommand command;
+  for (int rank = 0; rank < 2; ++rank) {  // rank 1 does not exist before rank 0 waits
+    v1::RankConfig config = MakeConfig(spec_, {.ranks = 2}, rank);
+    config.set_comm(v1::COMM_BACKEND_GLOO);
+    config.set_advertise_address("127.0.0.1");
+    world.push_back(std::make_unique<RankProcess>(config, -1));
+    const auto ready = world[rank]->Until([](const v1::RankEvent& e) { return e.has_ready(); });
+    ASSERT_TRUE(ready.has_value());
+    command.mutable_peers()->add_blobs(ready->ready().peer_blob());
+  }
+  for (auto& rank : world) rank->Send(command);
+  EXPECT_TRUE(world[0]->Until([](const v1::RankEvent& e) { return e.has_result(); }).has_value());
+  for (auto& rank : world) EXPECT_EQ(rank->Wait().code, 0);
+}
+
+// RDZ-03: one that never comes ends the wait at the limit, within 10 %; both backends say what they waited for.
+TEST_F(RankProcessTest, ARankGivesUpAtTheStartTimeout) {
+  spec_.mutable_restart()->set_start_timeout_ms(2'000);
+  v1::RankConfig config = MakeConfig(spec_, {.ranks = 2}, 0);
+  config.set_comm(v1::COMM_BACKEND_GLOO);
+  config.set_advertise_address("127.0.0.1");
+  RankProcess alone(config, -1);
+  const auto ready = alone.Until([](const v1::RankEvent& e) { return e.has_ready(); });
+  const auto failure = alone.Until([](const v1::RankEvent& e) { return e.has_failure(); });
+  ASSERT_TRUE(ready.has_value() && failure.has_value());
+  EXPECT_NEAR(static_cast<double>(failure->unix_ms() - ready->unix_ms()), 2'000, 200);
+  EXPECT_TRUE(failure->failure().victim());
+  EXPECT_NE(failure->failure().message().find("not all of 2 ranks were ready within 2000 ms"), std::string::npos)
+      << failure->failure().message();
+  EXPECT_EQ(alone.Wait().code, 75);
+
+  const int64_t bytes = ShmRegionBytes(2, 0);
+  memory_.Reset(::memfd_create("ranks", MFD_CLOEXEC));
+  ASSERT_EQ(::ftruncate(memory_.get(), bytes), 0);
+  config.set_comm(v1::COMM_BACKEND_SHM);
+  config.set_shared_memory_bytes(bytes);
+  RankProcess waiting(config, memory_.get());
+  const auto gave_up = waiting.Until([](const v1::RankEvent& e) { return e.has_failure(); });
+  ASSERT_TRUE(gave_up.has_value());
+  EXPECT_TRUE(gave_up->failure().victim());
+  EXPECT_EQ(gave_up->failure().blamed_rank(), 1);
+  EXPECT_NE(gave_up->failure().message().find("expected 2 ranks, arrived 1"), std::string::npos)
+      << gave_up->failure().message();
+  EXPECT_EQ(waiting.Wait().code, 75);
+}
+
 TEST_F(RankProcessTest, SurvivorOfAKilledPeerIsAVictimThatNamesIt) {
   spec_.mutable_train()->set_steps(1'000'000);
   auto world = StartWorld(2);
