@@ -1,34 +1,22 @@
 // Verbs that need no coordinator.
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "base/files.h"
-#include "base/process.h"
 #include "cli/completion.h"
 #include "cli/exit_codes.h"
+#include "cli/local_plan.h"
 #include "cli/report.h"
 #include "cli/text.h"
 #include "cli/verbs.h"
 #include "engine/checkpoint/verify.h"
-#include "engine/plan/plan.h"
 
 namespace tutti::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-// What this machine gives each rank of a job.
-SlotShape LocalSlot(const v1::JobSpec& spec) {
-  const int64_t ranks = std::max<int64_t>(1, spec.resources().ranks());
-  const int64_t memory = int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE);
-  const auto cores = static_cast<int32_t>(std::max<int64_t>(1, static_cast<int64_t>(AllowedCores().size()) / ranks));
-  return {.memory_bytes = memory / ranks,
-          .cores = spec.resources().cores_per_rank() > 0 ? spec.resources().cores_per_rank() : cores,
-          .flops_per_core = 0};
-}
 
 std::string LayerTable(const v1::TrainPlan& plan) {
   std::vector<std::vector<std::string>> rows = {{"LAYER", "KIND", "OUTPUT", "PARAMETERS", "FLOP A SAMPLE"}};
@@ -75,7 +63,6 @@ int PlanOnCluster(const Options& options, const LoadedJob& job, const v1::DataFa
   PrintPlan(options, job.spec, response->plan(), 0);
   if (response->fits()) return kSucceeded;
   fmt::print(stderr, "{}\n", response->reason());
-  for (const std::string& alternative : response->alternatives()) fmt::print(stderr, "would fit:  {}\n", alternative);
   return response->can_ever_run() ? kFailed : kNeverRuns;
 }
 
@@ -87,21 +74,16 @@ int PlanVerb(const Options& options) {
   const StatusOr<v1::DataFacts> data = InspectData(job->spec);
   if (!data.ok()) return Report(data.status());
   if (HasTarget(options)) return PlanOnCluster(options, *job, *data);
-  const DataShape shape{.sample_dims = {data->sample_dims().begin(), data->sample_dims().end()},
-                        .train_samples = data->train_samples(),
-                        .eval_samples = data->eval_samples(),
-                        .resident_bytes = data->resident_bytes()};
-  const SlotShape slot = LocalSlot(job->spec);
-  const StatusOr<v1::TrainPlan> plan = PlanJob(job->spec, shape, slot);
-  if (!plan.ok()) {
-    fmt::print(stderr, "{}\n", LocateLayerError(*job, Message(plan.status())));
-    return ExitCodeOf(plan.status());
+  const StatusOr<LocalPlan> local = PlanHere(job->spec, *data);
+  if (!local.ok()) {
+    fmt::print(stderr, "{}\n", LocateLayerError(*job, Message(local.status())));
+    return ExitCodeOf(local.status());
   }
-  if (const Status fits = CheckFits(job->spec, shape, slot, *plan); !fits.ok()) {
-    fmt::print(stderr, "{}\n", Message(fits));
+  if (!local->fits.ok()) {
+    fmt::print(stderr, "{}\n", Message(local->fits));
     return kNeverRuns;
   }
-  return PrintPlan(options, job->spec, *plan, slot.memory_bytes);
+  return PrintPlan(options, job->spec, local->plan, local->slot_bytes);
 }
 
 int ConfigVerb(const Options& options) {

@@ -9,6 +9,7 @@
 #include "base/digest.h"
 #include "base/files.h"
 #include "cli/exit_codes.h"
+#include "cli/local_plan.h"
 #include "cli/text.h"
 #include "engine/checkpoint/verify.h"
 
@@ -81,6 +82,13 @@ StatusOr<v1::CreateJobResponse> Session::Create() {
     if (embedded_ == nullptr) break;
   }
   return response;
+}
+
+std::string Session::WhatWouldFit() const {
+  const StatusOr<v1::DataFacts> data = InspectData(loaded_.spec);
+  if (!data.ok()) return "";
+  const StatusOr<LocalPlan> local = PlanHere(loaded_.spec, *data);
+  return !local.ok() || local->fits.ok() ? "" : Message(local->fits) + "\n";
 }
 
 int Session::ReportCreateError(const Status& status) {
@@ -206,13 +214,13 @@ void Session::OnJob(const v1::Job& job) {
     terminal_.Print(block);
     if (Structured(options_)) fmt::print(stderr, "{}", block);
   }
+  never_runs_ = embedded_ != nullptr && status.state() == v1::JOB_STATE_PENDING && status.reason() == "NeverFits";
   if (status.state() == v1::JOB_STATE_PENDING && !status.wait_reason().empty() && status.wait_reason() != waited &&
-      status.reason() != "NoNodes") {
+      status.reason() != "NoNodes" && !never_runs_) {
     const bool held = embedded_ != nullptr && status.reason() == "InsufficientSlots";
     terminal_.Print(fmt::format("wait   {}{}\n", Printable(status.wait_reason()),
                                 held ? " (another run on this machine holds the cores)" : ""));
   }
-  never_runs_ = embedded_ != nullptr && status.state() == v1::JOB_STATE_PENDING && status.reason() == "NeverFits";
 }
 
 void Session::OnStep(const v1::StepRecord& step) {
@@ -263,7 +271,7 @@ int Session::Finish() {
   if (detached_) return kInterrupted;
   if (embedded_ != nullptr && !never_runs_) VerifyLedger();
   if (never_runs_) {
-    fmt::print(stderr, "{}\n", Printable(job_.status().wait_reason()));
+    fmt::print(stderr, "{}\n{}", Printable(job_.status().wait_reason()), WhatWouldFit());
   } else {
     terminal_.Print(DoneBlock(job_, facts_));
   }

@@ -37,6 +37,7 @@ class Session {
   void VerifyLedger();
   int Finish();
   int ReportCreateError(const Status& status);
+  std::string WhatWouldFit() const;  // empty: memory of this machine is not the reason
   bool ended() const { return IsTerminal(job_.status().state()) || killed_ || detached_ || never_runs_; }
 
   const Options& options_;

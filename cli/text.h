@@ -7,10 +7,10 @@
 #include <string_view>
 #include <vector>
 
+#include "base/text.h"
+
 namespace tutti::cli {
 
-std::string WithCommas(int64_t value);                 // 421,642
-std::string MemoryText(int64_t bytes);                 // "29.3 MiB", "512 B"
 std::string DurationText(double seconds);              // "0.2 s", "47.9 s", "2m03s", "3h07m"
 std::string CountText(double value);                   // with a unit of thousand: "3.1 G"
 std::string RankList(std::span<const int32_t> ranks);  // "ranks 0-2, 4"; "rank 3"; ascending input

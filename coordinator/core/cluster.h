@@ -7,6 +7,7 @@
 namespace tutti::coordinator {
 
 ClusterView ViewCluster(const State& state);
-PlacementRequest RequestOf(const std::string& job_id, const v1::JobSpec& spec);
+// `memory_bytes` of a rank by the plan; 0: none was made.
+PlacementRequest RequestOf(const std::string& job_id, const v1::JobSpec& spec, int64_t memory_bytes);
 
 }  // namespace tutti::coordinator

@@ -36,16 +36,6 @@ v1::RankStatus* FindRank(JobEntry& entry, int32_t rank) {
   return rank >= 0 && rank < ranks->size() ? ranks->Mutable(rank) : nullptr;
 }
 
-std::string WithCommas(int64_t value) {
-  const std::string digits = fmt::format("{}", value < 0 ? -value : value);
-  std::string grouped = value < 0 ? "-" : "";
-  for (size_t i = 0; i < digits.size(); ++i) {
-    if (i > 0 && (digits.size() - i) % 3 == 0) grouped += ',';
-    grouped += digits[i];
-  }
-  return grouped;
-}
-
 State LoadState(const Options& options, v1::MetaRow meta, std::vector<v1::JobRow> jobs,
                 std::vector<v1::NodeRow> nodes) {
   State state;

@@ -6,6 +6,7 @@
 #include <map>
 #include <utility>
 
+#include "base/text.h"
 #include "coordinator/core/cluster.h"
 #include "coordinator/core/stepper.h"
 
@@ -112,6 +113,7 @@ ClusterView ViewCluster(const State& state) {
       node.slots.push_back({.id = slot.id(),
                             .device = slot.device(),
                             .cores = slot.cores_size(),
+                            .memory_bytes = slot.memory_bytes(),
                             .holder = holder == holders.end() ? "" : holder->second,
                             .locked_elsewhere = slot.locked_elsewhere()});
     }
@@ -120,13 +122,14 @@ ClusterView ViewCluster(const State& state) {
   return cluster;
 }
 
-PlacementRequest RequestOf(const std::string& job_id, const v1::JobSpec& spec) {
+PlacementRequest RequestOf(const std::string& job_id, const v1::JobSpec& spec, int64_t memory_bytes) {
   const v1::Resources& resources = spec.resources();
   const bool unset = resources.device() == v1::DEVICE_KIND_UNSPECIFIED;
   return {.job_id = job_id,
           .ranks = std::max<int64_t>(1, resources.ranks()),
           .device = unset ? v1::DEVICE_KIND_CPU : resources.device(),
-          .cores_per_rank = resources.cores_per_rank()};
+          .cores_per_rank = resources.cores_per_rank(),
+          .memory_bytes = memory_bytes};
 }
 
 void Stepper::PlaceWaiting() {
@@ -134,7 +137,8 @@ void Stepper::PlaceWaiting() {
   std::vector<PlacementRequest> queue;
   for (const std::string& id : state_.live) {
     const JobEntry& entry = state_.jobs.at(id);
-    if (!IsActive(entry) && entry.not_before <= state_.now) queue.push_back(RequestOf(id, entry.job().spec()));
+    if (IsActive(entry) || entry.not_before > state_.now) continue;
+    queue.push_back(RequestOf(id, entry.job().spec(), entry.status().plan().memory().resident_bytes()));
   }
   if (queue.empty()) return;
   for (Decision& decision : Schedule(ViewCluster(state_), queue, state_.options.mutations.partial_gang)) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/text.h"
 #include "coordinator/core/stepper.h"
 
 namespace tutti::coordinator {

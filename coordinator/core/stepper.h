@@ -100,6 +100,5 @@ bool IsActive(const JobEntry& entry);
 void RememberPlace(JobEntry& entry);  // of the newest assignment, for reading logs later
 v1::Share* FindShare(JobEntry& entry, int64_t generation, const std::string& node);
 v1::RankStatus* FindRank(JobEntry& entry, int32_t rank);  // of the newest generation; nullptr
-std::string WithCommas(int64_t value);                    // 10412 -> "10,412"
 
 }  // namespace tutti::coordinator

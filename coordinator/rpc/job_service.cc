@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <functional>
 #include <utility>
+#include <vector>
 
 #include "base/digest.h"
 #include "coordinator/core/cluster.h"
@@ -17,19 +19,22 @@ constexpr size_t kPageBytes = 2 << 20;  // clients receive at most 4 MiB unless 
 
 grpc::Status Busy() { return ToGrpc(Unavailable("the coordinator is busy: try again")); }
 
-SlotFacts SmallestSlot(const State& state, const v1::JobSpec& spec) {
-  SlotFacts smallest;
+// What the least of the best slots that could hold all ranks has: a plan that fits it can be placed as a gang.
+SlotFacts SlotOfGang(const State& state, const v1::JobSpec& spec) {
+  SlotFacts facts;
+  std::vector<int64_t> memory;
   for (const auto& [name, entry] : state.nodes) {
     if (entry.node.state() == v1::NODE_STATE_LOST) continue;
     for (const v1::Slot& slot : entry.node.slots()) {
       if (slot.device() != spec.resources().device() || slot.cores_size() < spec.resources().cores_per_rank()) continue;
-      if (slot.memory_bytes() > 0 && (smallest.memory_bytes == 0 || slot.memory_bytes() < smallest.memory_bytes)) {
-        smallest.memory_bytes = slot.memory_bytes();
-      }
-      if (smallest.cores == 0 || slot.cores_size() < smallest.cores) smallest.cores = slot.cores_size();
+      if (slot.memory_bytes() > 0) memory.push_back(slot.memory_bytes());
+      if (facts.cores == 0 || slot.cores_size() < facts.cores) facts.cores = slot.cores_size();
     }
   }
-  return smallest;
+  std::ranges::sort(memory, std::greater<>());
+  const size_t ranks = static_cast<size_t>(std::max<int64_t>(1, spec.resources().ranks()));
+  if (!memory.empty()) facts.memory_bytes = memory[std::min(ranks, memory.size()) - 1];
+  return facts;
 }
 
 // Ids ascend with creation and the newest comes first: the token is the id before which the next page begins.
@@ -64,7 +69,7 @@ class JobServiceImpl : public v1::JobService::CallbackService {
       const State& state = context_.shell->state();
       const bool known = state.job_of_uid.contains(request->uid()) && !request->validate_only();
       if (known || !request->has_data()) return Decide(reactor, request, response, nullptr);
-      const SlotFacts slot = SmallestSlot(state, request->spec());
+      const SlotFacts slot = SlotOfGang(state, request->spec());
       const bool planned = context_.background->TryPost([this, reactor, request, response, slot] {
         const auto plan = context_.planner->Plan(request->spec(), request->data(), slot);
         if (!plan.ok()) return reactor->Finish(ToGrpc(plan.status()));
@@ -127,8 +132,8 @@ class JobServiceImpl : public v1::JobService::CallbackService {
     if (!wrong.empty()) return Finished(reactor, BadRequest(wrong));
     const bool taken = context_.shell->TryPost([this, reactor, request, response] {
       const State& state = context_.shell->state();
-      const SlotFacts slot = SmallestSlot(state, request->spec());
-      const std::vector<Decision> decisions = Schedule(ViewCluster(state), {RequestOf("", request->spec())});
+      const SlotFacts slot = SlotOfGang(state, request->spec());
+      const std::vector<Decision> decisions = Schedule(ViewCluster(state), {RequestOf("", request->spec(), 0)});
       response->set_can_ever_run(decisions.front().can_ever_run);
       response->set_reason(decisions.front().message);
       const bool planned = context_.background->TryPost([this, reactor, request, response, slot] {
@@ -137,7 +142,10 @@ class JobServiceImpl : public v1::JobService::CallbackService {
         *response->mutable_plan() = *plan;
         const Status fits = context_.planner->CheckFits(request->spec(), request->data(), slot, *plan);
         response->set_fits(fits.ok());
-        if (!fits.ok()) response->set_reason(Message(fits));
+        if (!fits.ok()) {
+          response->set_can_ever_run(false);
+          response->set_reason(Message(fits));
+        }
         reactor->Finish(grpc::Status::OK);
       });
       if (!planned) reactor->Finish(Busy());

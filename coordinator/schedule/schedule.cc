@@ -6,6 +6,8 @@
 #include <set>
 #include <utility>
 
+#include "base/text.h"
+
 namespace tutti::coordinator {
 namespace {
 
@@ -18,8 +20,12 @@ struct Candidate {
 
 using SlotName = std::pair<std::string, std::string>;  // node, slot
 
+bool HasRoom(const SlotView& slot, const PlacementRequest& request) {
+  return slot.memory_bytes == 0 || slot.memory_bytes >= request.memory_bytes;
+}
+
 bool Eligible(const SlotView& slot, const PlacementRequest& request) {
-  return slot.device == request.device && slot.cores >= request.cores_per_rank;
+  return slot.device == request.device && slot.cores >= request.cores_per_rank && HasRoom(slot, request);
 }
 
 std::vector<Candidate> Candidates(const ClusterView& cluster, const PlacementRequest& request,
@@ -68,6 +74,24 @@ std::vector<std::pair<const Candidate*, int64_t>> Pick(const std::vector<Candida
 std::string Wanted(const PlacementRequest& request) {
   if (request.cores_per_rank > 0) return fmt::format("{} (slots of {} cores)", request.ranks, request.cores_per_rank);
   return fmt::format("{}", request.ranks);
+}
+
+// Why no state of the queue will ever let the job run; `total` slots are eligible.
+std::string WhyNever(const ClusterView& cluster, const PlacementRequest& request, int64_t total) {
+  PlacementRequest of_any_memory = request;
+  of_any_memory.memory_bytes = 0;
+  int64_t small = 0, largest = 0;
+  for (const NodeView& node : cluster.nodes) {
+    for (const SlotView& slot : node.slots) {
+      if (!Eligible(slot, of_any_memory) || HasRoom(slot, request)) continue;
+      ++small;
+      largest = std::max(largest, slot.memory_bytes);
+    }
+  }
+  if (small == 0) return fmt::format("can never run: needs {}, total {}", Wanted(request), total);
+  return fmt::format(
+      "can never run: needs {}, each with {} of memory; {} have it, {} do not (the largest of them has {})",
+      Wanted(request), MemoryText(request.memory_bytes), total, small, MemoryText(largest));
 }
 
 // Slots that nobody here holds and that are taken all the same.
@@ -124,7 +148,7 @@ std::vector<Decision> Schedule(const ClusterView& cluster, const std::vector<Pla
     } else if (total < request.ranks && !partial) {
       decision.can_ever_run = false;
       decision.reason = "NeverFits";
-      decision.message = fmt::format("can never run: needs {}, total {}", Wanted(request), total);
+      decision.message = WhyNever(cluster, request, total);
     } else if (free >= request.ranks || (partial && free > 0)) {
       Place(candidates, std::min(request.ranks, free), &taken, &decision);
     } else {

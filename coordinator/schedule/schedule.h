@@ -17,6 +17,7 @@ struct SlotView {
   std::string id;
   v1::DeviceKind device = v1::DEVICE_KIND_UNSPECIFIED;
   int64_t cores = 0;
+  int64_t memory_bytes = 0;       // 0: the agent does not know
   std::string holder;             // job id; empty: none
   bool locked_elsewhere = false;  // by a process that is not ours
 };
@@ -33,6 +34,7 @@ struct PlacementRequest {
   int64_t ranks = 1;
   v1::DeviceKind device = v1::DEVICE_KIND_CPU;
   int32_t cores_per_rank = 0;  // 0: whatever the slot has
+  int64_t memory_bytes = 0;    // that a rank needs by the plan; 0: nothing was planned
 };
 
 struct Decision {
@@ -41,6 +43,7 @@ struct Decision {
   std::vector<std::string> reasons{};  // why there
   std::string reason{};                // not placed: "InsufficientSlots", "NeverFits", "NoNodes", "BehindOthers"
   std::string message{};               // "waiting: needs 2, free 1", "can never run: needs 5, total 2"
+                                       // or "...: a rank needs 51.4 GiB, ..."
   bool can_ever_run = true;            // false only once a node has registered
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/text.h"
 #include "engine/comm/tree_reduce.h"
 #include "engine/data/steps.h"
 #include "engine/nn/model.h"
@@ -166,11 +167,6 @@ void AddDecayGroups(const v1::Optimizer& optimizer, const Model& model, v1::Trai
   }
 }
 
-std::string MiB(int64_t bytes) {
-  const double mib = static_cast<double>(bytes) / kMiB;
-  return mib < 1024 ? fmt::format("{:.1f} MiB", mib) : fmt::format("{:.1f} GiB", mib / 1024);
-}
-
 }  // namespace
 
 int32_t LanesOf(const v1::JobSpec& spec, int32_t local_shards, int32_t cores) {
@@ -229,7 +225,7 @@ Status CheckFits(const v1::JobSpec& spec, const DataShape& data, const SlotShape
   const auto try_variant = [&](const v1::JobSpec& variant, std::string_view what) {
     const StatusOr<v1::TrainPlan> other = PlanJob(variant, data, slot);
     if (!other.ok() || other->memory().resident_bytes() > slot.memory_bytes) return false;
-    would_fit += fmt::format("{} ({})  ·   ", what, MiB(other->memory().resident_bytes()));
+    would_fit += fmt::format("{} ({})  ·   ", what, MemoryText(other->memory().resident_bytes()));
     return true;
   };
   for (int64_t micro = spec.batch().micro() / 2; micro >= 1; micro /= 2) {
@@ -245,9 +241,10 @@ Status CheckFits(const v1::JobSpec& spec, const DataShape& data, const SlotShape
   return ResourceExhausted(
       "does not fit: rank needs {}, slot has {}\n  weights {} · gradients {} · optimizer {} · activations {} · "
       "workspace {} · batches {} · data set {}\nwould fit:  {}1 slot of {}",
-      MiB(m.resident_bytes()), MiB(slot.memory_bytes), MiB(m.weight_bytes()), MiB(m.gradient_bytes()),
-      MiB(m.optimizer_bytes()), MiB(m.activation_bytes()), MiB(m.workspace_bytes()), MiB(m.batch_bytes()),
-      MiB(m.data_set_bytes()), would_fit, MiB(m.resident_bytes()));
+      MemoryText(m.resident_bytes()), MemoryText(slot.memory_bytes), MemoryText(m.weight_bytes()),
+      MemoryText(m.gradient_bytes()), MemoryText(m.optimizer_bytes()), MemoryText(m.activation_bytes()),
+      MemoryText(m.workspace_bytes()), MemoryText(m.batch_bytes()), MemoryText(m.data_set_bytes()), would_fit,
+      MemoryText(m.resident_bytes()));
 }
 
 }  // namespace tutti

@@ -17,18 +17,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-TEST(Text, NumbersAreGroupedByThree) {
-  EXPECT_EQ(WithCommas(0), "0");
-  EXPECT_EQ(WithCommas(999), "999");
-  EXPECT_EQ(WithCommas(1407), "1,407");
-  EXPECT_EQ(WithCommas(-1234567), "-1,234,567");
-  EXPECT_EQ(WithCommas(-123), "-123");
-  EXPECT_EQ(WithCommas(std::numeric_limits<int64_t>::min()), "-9,223,372,036,854,775,808");
-}
-
-TEST(Text, SizesDurationsAndRanks) {
-  EXPECT_EQ(MemoryText(512), "512 B");
-  EXPECT_EQ(MemoryText(30'723'072), "29.3 MiB");
+TEST(Text, DurationsAndRanks) {
   EXPECT_EQ(DurationText(47.91), "47.9 s");
   EXPECT_EQ(DurationText(123), "2m03s");
   EXPECT_EQ(DurationText(3 * 3600 + 7 * 60), "3h07m");

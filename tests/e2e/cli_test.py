@@ -57,6 +57,16 @@ class CommandLine(E2ETest):
         self.assertIn("421,642 parameters", out)  # 32*9+32 + 64*32*9+64 + 3136*128+128 + 1280+10
         self.assertEqual(self.box.processes(), [])
 
+    def test_what_cannot_fit_is_refused_before_any_rank_starts(self):
+        job = self.box.write_job("huge")
+        job.write_text(job.read_text().replace("units: 32", "units: 4000000"))
+        for verb in ("plan", "run"):
+            code, out, err = self.box.call("tutti", verb, job)
+            self.assertEqual(code, 3, (verb, out, err))
+            self.assertRegex(err, r"does not fit: rank needs [\d,.]+ [GT]iB, slot has [\d.]+ GiB\n  weights .*\nwould fit: ")
+            self.assertNotIn("RECOVERING", out + err)
+        self.assertEqual(self.box.processes(), [])
+
     def test_wrong_verb_option_and_file_are_said_with_exit_code_2(self):
         for argv, words in ((["rum", "x.yaml"], "run"), (["run", "--no-such"], "no-such"), (["run", "absent.yaml"], "absent.yaml"),
                             (["run"], "FILE")):

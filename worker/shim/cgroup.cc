@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/files.h"
+#include "base/text.h"
 
 namespace tutti::worker {
 namespace {
@@ -56,8 +57,6 @@ bool HoldsOurProcess(const std::string& directory) {
   return false;
 }
 
-std::string Mebibytes(int64_t bytes) { return fmt::format("{:.1f} MiB", static_cast<double>(bytes) / (1 << 20)); }
-
 }  // namespace
 
 MemoryEvidence ReadMemoryEvidence(const std::string& directory, const std::string& root) {
@@ -76,9 +75,9 @@ MemoryEvidence ReadMemoryEvidence(const std::string& directory, const std::strin
 std::string DescribeOutOfMemory(const MemoryEvidence& before, const MemoryEvidence& after) {
   if (after.oom_kills <= before.oom_kills) return "";
   std::string text = "out of memory (";
-  text += after.limit_bytes >= 0 ? "cgroup limit " + Mebibytes(after.limit_bytes)
+  text += after.limit_bytes >= 0 ? "cgroup limit " + MemoryText(after.limit_bytes)
                                  : std::string("no cgroup limit: the host's memory");
-  if (after.peak_bytes >= 0) text += ", peak " + Mebibytes(after.peak_bytes);
+  if (after.peak_bytes >= 0) text += ", peak " + MemoryText(after.peak_bytes);
   return text + ")";
 }
 

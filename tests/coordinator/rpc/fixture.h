@@ -102,7 +102,7 @@ class Call : public grpc::ClientContext {
 class FakeAgent {
  public:
   FakeAgent(const Coordinator& coordinator, const std::string& name, int slots,
-            const std::vector<v1::RunningJob>& running = {}, int64_t seen_term = 0)
+            const std::vector<v1::RunningJob>& running = {}, int64_t seen_term = 0, int64_t slot_bytes = 1 << 30)
       : context_(&coordinator, 60),
         stub_(v1::AgentService::NewStub(coordinator.Channel())),
         stream_(stub_->Connect(&context_)) {
@@ -114,7 +114,7 @@ class FakeAgent {
       slot->set_id("cpu" + std::to_string(i));
       slot->set_device(v1::DEVICE_KIND_CPU);
       slot->add_cores(i);
-      slot->set_memory_bytes(1 << 30);
+      slot->set_memory_bytes(slot_bytes);
     }
     first.mutable_report()->set_seen_term(seen_term);
     for (const v1::RunningJob& job : running) *first.mutable_report()->add_running() = job;

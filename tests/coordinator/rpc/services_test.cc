@@ -170,6 +170,27 @@ TEST(GetJob, ByIdPrefixAndName) {
   }
 }
 
+// What no node can hold is not found out by crashing, whichever came first: the job or the node.
+TEST(Memory, JobWaitsForANodeThatHoldsItsPlan) {
+  const Coordinator c;
+  v1::CreateJobRequest request;
+  request.set_uid("u-1");
+  *request.mutable_spec() = ValidSpec();
+  request.mutable_data()->set_train_samples(1000);
+  request.mutable_data()->set_resident_bytes(int64_t{2} << 30);
+  v1::CreateJobResponse response;
+  Call call;
+  ASSERT_TRUE(c.Jobs()->CreateJob(&call, request, &response).ok());
+  const FakeAgent small(c, "a", 2);
+  const v1::Job waiting =
+      WaitForJob(c, response.job().id(), [](const v1::Job& job) { return job.status().reason() == "NeverFits"; });
+  EXPECT_EQ(
+      waiting.status().wait_reason(),
+      "can never run: needs 1, each with 2.0 GiB of memory; 0 have it, 2 do not (the largest of them has 1.0 GiB)");
+  FakeAgent large(c, "b", 1, {}, 0, int64_t{4} << 30);
+  EXPECT_EQ(large.WaitForStart().assignment().job_id(), response.job().id());
+}
+
 TEST(DiskFull, SubmitsAreRefusedAndRunningJobsGoOn) {
   const Coordinator c;
   FakeAgent agent(c, "a", 1);

@@ -44,6 +44,27 @@ TEST(Schedule, ImpossibleIsToldApartFromBusy) {
   EXPECT_EQ(busy[0].message, "waiting: needs 2, free 1");
 }
 
+// A rank never goes where its plan does not fit: that would be found out by crashing.
+TEST(Schedule, SlotsWithTooLittleMemoryAreNotTaken) {
+  constexpr int64_t kGiB = int64_t{1} << 30;
+  NodeView small = Node("a", 2), large = Node("b", 2), unknown = Node("c", 1);
+  for (SlotView& slot : small.slots) slot.memory_bytes = 4 * kGiB;
+  for (SlotView& slot : large.slots) slot.memory_bytes = 16 * kGiB;
+  PlacementRequest job = Job("j", 2);
+  job.memory_bytes = 5 * kGiB;
+  EXPECT_THAT(NodesOf(Schedule({{small, large}}, {job})[0]), ElementsAre("bx2"));
+  EXPECT_THAT(NodesOf(Schedule({{small, unknown}}, {Job("j", 3)})[0]), ElementsAre("ax2", "cx1"));  // nothing planned
+  job.ranks = 1;
+  EXPECT_THAT(NodesOf(Schedule({{small, unknown}}, {job})[0]), ElementsAre("cx1"));  // nothing known
+  job.ranks = 3;
+  const auto never = Schedule({{small, large}}, {job});
+  EXPECT_FALSE(never[0].can_ever_run);
+  EXPECT_EQ(never[0].reason, "NeverFits");
+  EXPECT_EQ(
+      never[0].message,
+      "can never run: needs 3, each with 5.0 GiB of memory; 2 have it, 2 do not (the largest of them has 4.0 GiB)");
+}
+
 TEST(Schedule, NothingIsImpossibleBeforeANodeRegisters) {
   const auto decisions = Schedule({}, {Job("j", 5)});
   EXPECT_TRUE(decisions[0].can_ever_run);
