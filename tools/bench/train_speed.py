@@ -59,7 +59,7 @@ def two_ranks_ms(model, binaries, python, steps, folder):
     cores = sorted(os.sched_getaffinity(0))[:2]
     together = result(tutti(model, binaries, folder, "run", **pair))["time"]["medianStepMs"]
     apart = [tutti(model, binaries, folder, "run", core, resources_ranks=1, numerics_shards=1, batch_global=BATCH // 2,
-                   checkpoint_directory=f"{folder}/apart-{core}", **sizes) for core in cores]
+                   checkpoint_directory=tempfile.mkdtemp(dir=folder), **sizes) for core in cores]
     compute = max([result(process)["time"]["medianStepMs"] for process in apart])
     plan = tutti(model, binaries, folder, "plan", **pair).communicate()[0]
     rate = result(start([python, str(HERE / "copy_speed.py"), *map(str, cores)], folder))
