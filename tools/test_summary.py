@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Counts the test cases of a ctest run (googletest and plain tests), lists the skipped ones with their reasons.
+"""Counts the test cases of a ctest run (googletest, unittest and plain tests), lists the skipped ones with their reasons.
 
 Usage: test_summary.py LastTest.log
 """
@@ -11,12 +11,15 @@ def main():
     text = open(sys.argv[1], encoding="utf-8", errors="replace").read()
     passed = failed = 0
     skipped = []
-    for block in re.split(r"^-{10,}\n(?=\d+/\d+ Test(?:ing)?: )", text, flags=re.M):
-        head = re.search(r"^\d+/\d+ Test(?:ing)?: (\S+)", block, flags=re.M)
+    for block in re.split(r"^-{10,}\n+(?=\d+/\d+ Testing: )", text, flags=re.M):
+        head = re.search(r"^\d+/\d+ Testing: (\S+)", block, flags=re.M)
         if not head:
             continue
         cases_passed = len(re.findall(r"^\[       OK \]", block, flags=re.M))
         cases_failed = len(set(re.findall(r"^\[  FAILED  \] (\S+) \(", block, flags=re.M)))
+        for ran in re.findall(r"^Ran (\d+) tests? in .*\n\n(?:OK|FAILED)(.*)$", block, flags=re.M):
+            bad = sum(int(count) for count in re.findall(r"(?:failures|errors)=(\d+)", ran[1]))
+            cases_passed, cases_failed = cases_passed + int(ran[0]) - bad, cases_failed + bad
         skips = re.findall(r"((?:.*\n){0,3})^\[  SKIPPED \] (\S+) \(", block, flags=re.M)
         skipped += [(name, why.strip().splitlines()[-1] if why.strip() else "no reason given") for why, name in skips]
         good = "Test Passed." in block
