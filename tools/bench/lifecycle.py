@@ -8,6 +8,7 @@ import contextlib
 import os
 import pathlib
 import re
+import select
 import signal
 import statistics
 import subprocess
@@ -42,23 +43,43 @@ spec:
 """
 
 
+LIMIT_S = 30  # torchrun sometimes hangs for good after a restart
+
+
+class Hung(Exception):
+    pass
+
+
 class Run:
     """A command whose output lines are matched as they arrive."""
 
     def __init__(self, argv, cwd, abrupt=False):
         self.abrupt = abrupt
         self.start = time.monotonic()
-        self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=cwd, bufsize=1,
+        self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=cwd, bufsize=0,
                                         start_new_session=True)
-        self.seen = []
+        self.ended, self.partial, self.lines, self.seen = False, b"", [], []
+
+    def next_line(self, end):
+        """The next line of output; None where the program ended. Hung: none by `end`."""
+        while not self.lines and not self.ended:
+            left = end - time.monotonic()
+            if left <= 0 or not select.select([self.process.stdout], [], [], left)[0]:
+                raise Hung
+            chunk = os.read(self.process.stdout.fileno(), 65536)
+            *whole, self.partial = (self.partial + chunk).split(b"\n")
+            self.ended = not chunk
+            self.lines = [line.decode(errors="replace") for line in whole]
+        return self.lines.pop(0) if self.lines else None
 
     def wait_for(self, pattern):
         """Monotonic time at which a line matching `pattern` was read."""
-        for line in self.process.stdout:
+        end = time.monotonic() + LIMIT_S
+        while (line := self.next_line(end)) is not None:
             self.seen = (self.seen + [line])[-40:]
             if re.search(pattern, line):
                 return time.monotonic()
-        raise SystemExit("ended before a line matched %r:\n%s" % (pattern, "".join(self.seen)))
+        raise SystemExit("ended before a line matched %r:\n%s" % (pattern, "\n".join(self.seen)))
 
     def stop(self):
         """How a side leaves is not measured: torchrun takes half a minute, so it is killed with all its workers."""
@@ -107,6 +128,7 @@ def torchrun(binary, folder):
 
 
 def measure(kind, side, binary, data):
+    """Seconds; Hung where a side stood still for LIMIT_S."""
     with tempfile.TemporaryDirectory(prefix="tutti-bench-") as name:
         folder = pathlib.Path(name)
         (folder / "data").symlink_to(data)
@@ -140,9 +162,14 @@ def main():
         synthetic_idx.write(data)
         for i in range(a.tutti_rounds):
             times["tutti"].append(measure(a.kind, "tutti", a.tutti_bin, data))
-            if i % max(1, a.tutti_rounds // a.rounds) == 0 and len(times["torch"]) < a.rounds:
-                times["torch"].append(measure(a.kind, "torch", a.torch_bin, data))
+            if i % max(1, a.tutti_rounds // a.rounds) == 0:
+                try:
+                    times["torch"].append(measure(a.kind, "torch", a.torch_bin, data))
+                except Hung:
+                    print(f"torchrun hung: no step within {LIMIT_S} s; that round does not count", flush=True)
             print(f"round {i + 1}: " + ", ".join(f"{k} {v[-1] * 1000:.0f} ms" for k, v in times.items() if v), flush=True)
+    if not times["torch"]:
+        sys.exit("torchrun hung in every round: there is no ratio")
     peer = statistics.median(times["torch"])
     for case, value in (("median", statistics.median(times["tutti"])), ("worst", max(times["tutti"]))):
         print(f"{a.kind} {case} tutti={value * 1000:.0f}ms peer={peer * 1000:.0f}ms ratio={peer / value:.2f}")
