@@ -25,8 +25,9 @@ void World::StartCoordinator() {
   Rows rows = *journal_->Load();
   state_ = LoadState(MakeOptions(options_.mutations), rows.meta, rows.jobs, rows.nodes);
   ++incarnation_;
-  Perform(BeginTerm(*state_));
+  const std::vector<Action> actions = BeginTerm(*state_);
   Trace(fmt::format("coordinator term {}", state_->meta.term()));
+  Perform(actions);  // may kill it again: there is no state any more then
 }
 
 void World::CrashCoordinator() {
