@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -19,21 +20,24 @@ constexpr size_t kPageBytes = 2 << 20;  // clients receive at most 4 MiB unless 
 
 grpc::Status Busy() { return ToGrpc(Unavailable("the coordinator is busy: try again")); }
 
-// What the least of the best slots that could hold all ranks has: a plan that fits it can be placed as a gang.
+// What the least of the best slots that could hold all ranks has: a plan that fits it can be placed as a gang. As in
+// placement, a slot of unknown memory holds anything.
 SlotFacts SlotOfGang(const State& state, const v1::JobSpec& spec) {
+  constexpr int64_t kUnknown = std::numeric_limits<int64_t>::max();
   SlotFacts facts;
   std::vector<int64_t> memory;
   for (const auto& [name, entry] : state.nodes) {
     if (entry.node.state() == v1::NODE_STATE_LOST) continue;
     for (const v1::Slot& slot : entry.node.slots()) {
       if (slot.device() != spec.resources().device() || slot.cores_size() < spec.resources().cores_per_rank()) continue;
-      if (slot.memory_bytes() > 0) memory.push_back(slot.memory_bytes());
+      memory.push_back(slot.memory_bytes() > 0 ? slot.memory_bytes() : kUnknown);
       if (facts.cores == 0 || slot.cores_size() < facts.cores) facts.cores = slot.cores_size();
     }
   }
   std::ranges::sort(memory, std::greater<>());
   const size_t ranks = static_cast<size_t>(std::max<int64_t>(1, spec.resources().ranks()));
   if (!memory.empty()) facts.memory_bytes = memory[std::min(ranks, memory.size()) - 1];
+  if (facts.memory_bytes == kUnknown) facts.memory_bytes = 0;
   return facts;
 }
 

@@ -43,7 +43,7 @@ struct Decision {
   std::vector<std::string> reasons{};  // why there
   std::string reason{};                // not placed: "InsufficientSlots", "NeverFits", "NoNodes", "BehindOthers"
   std::string message{};               // "waiting: needs 2, free 1", "can never run: needs 5, total 2"
-                                       // or "...: a rank needs 51.4 GiB, ..."
+                                       // or "...: needs 2, each with 51.4 GiB of memory; ..."
   bool can_ever_run = true;            // false only once a node has registered
 };
 

@@ -189,6 +189,19 @@ TEST(Memory, JobWaitsForANodeThatHoldsItsPlan) {
       "can never run: needs 1, each with 2.0 GiB of memory; 0 have it, 2 do not (the largest of them has 1.0 GiB)");
   FakeAgent large(c, "b", 1, {}, 0, int64_t{4} << 30);
   EXPECT_EQ(large.WaitForStart().assignment().job_id(), response.job().id());
+  // What one slot of the cluster can hold is taken, what none can is refused at once; smaller slots do not matter.
+  Call fits, never;
+  request.set_uid("u-2");
+  EXPECT_TRUE(c.Jobs()->CreateJob(&fits, request, &response).ok());
+  const std::string second = response.job().id();
+  request.set_uid("u-3");
+  request.mutable_data()->set_resident_bytes(int64_t{5} << 30);
+  EXPECT_EQ(c.Jobs()->CreateJob(&never, request, &response).error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  // A slot whose memory nobody knows may hold anything.
+  FakeAgent unknown(c, "c", 1, {}, 0, 0);
+  EXPECT_EQ(unknown.WaitForStart().assignment().job_id(), second);
+  Call perhaps;
+  EXPECT_TRUE(c.Jobs()->CreateJob(&perhaps, request, &response).ok());
 }
 
 TEST(DiskFull, SubmitsAreRefusedAndRunningJobsGoOn) {
