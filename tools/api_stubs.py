@@ -1,4 +1,7 @@
-"""Python stubs of our gRPC interface, for tests and benches: `generate(folder)` makes `tutti.v1.*_pb2*` importable from there."""
+"""Python stubs of our gRPC interface, for tests and benches: with FOLDER on PYTHONPATH, `tutti.v1.*_pb2*` can be imported.
+
+Usage: api_stubs.py FOLDER
+"""
 import pathlib
 import shutil
 import subprocess
@@ -9,7 +12,7 @@ PROTO = pathlib.Path(__file__).resolve().parent.parent / "proto"
 
 
 def generate(folder):
-    """Writes the stubs under `folder` and puts it on the import path."""
+    """Writes the stubs under `folder`."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     plugin = shutil.which("grpc_python_plugin")
@@ -17,4 +20,7 @@ def generate(folder):
         raise RuntimeError("grpc_python_plugin is missing: tools/setup.sh installs it (protobuf-compiler-grpc)")
     subprocess.run(["protoc", f"-I{PROTO}", f"--python_out={folder}", f"--grpc_python_out={folder}",
                     f"--plugin=protoc-gen-grpc_python={plugin}", *sorted(map(str, PROTO.glob("tutti/v1/*.proto")))], check=True)
-    sys.path.insert(0, str(folder))
+
+
+if __name__ == "__main__":
+    generate(sys.argv[1])

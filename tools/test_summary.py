@@ -18,9 +18,10 @@ def main():
         cases_passed = len(re.findall(r"^\[       OK \]", block, flags=re.M))
         cases_failed = len(set(re.findall(r"^\[  FAILED  \] (\S+) \(", block, flags=re.M)))
         for ran in re.findall(r"^Ran (\d+) tests? in .*\n\n(?:OK|FAILED)(.*)$", block, flags=re.M):
-            bad = sum(int(count) for count in re.findall(r"(?:failures|errors)=(\d+)", ran[1]))
-            cases_passed, cases_failed = cases_passed + int(ran[0]) - bad, cases_failed + bad
+            bad, skips_in = (sum(map(int, re.findall(rf"(?:{kind})=(\d+)", ran[1]))) for kind in ("failures|errors", "skipped"))
+            cases_passed, cases_failed = cases_passed + int(ran[0]) - bad - skips_in, cases_failed + bad
         skips = re.findall(r"((?:.*\n){0,3})^\[  SKIPPED \] (\S+) \(", block, flags=re.M)
+        skipped += re.findall(r"^(\S+) .*\.\.\. skipped (.*)$", block, flags=re.M)
         skipped += [(name, why.strip().splitlines()[-1] if why.strip() else "no reason given") for why, name in skips]
         good = "Test Passed." in block
         if cases_passed + cases_failed + len(skips) == 0:

@@ -59,7 +59,8 @@ class CommandLine(E2ETest):
 
     def test_what_cannot_fit_is_refused_before_any_rank_starts(self):
         job = self.box.write_job("huge")
-        job.write_text(job.read_text().replace("units: 32", "units: 4000000"))
+        huge = "      - dense: {units: 16777216}\n"  # two in a row: a PiB, more than any machine has
+        job.write_text(job.read_text().replace("      - dense: {units: 32}\n", 2 * huge))
         for verb in ("plan", "run"):
             code, out, err = self.box.call("tutti", verb, job)
             self.assertEqual(code, 3, (verb, out, err))

@@ -1,7 +1,8 @@
 """The start and recover benches: how long until a small job's first step, and from the SIGKILL of a rank to the next new step.
 
 Tutti (two shm ranks) and torchrun (two gloo ranks) alternate in one run; times are what a person at the terminal sees: from the
-command to the line that announces the step. Usage: lifecycle.py start|recover BUILD_BIN TORCH_BIN [--rounds N]
+command to the line that announces the step.
+Usage: lifecycle.py start|recover BUILD_BIN TORCH_BIN [--rounds N] [--tutti-rounds N]
 """
 import argparse
 import contextlib
@@ -47,7 +48,7 @@ LIMIT_S = 30  # torchrun sometimes hangs for good after a restart
 
 
 class Hung(Exception):
-    pass
+    """A side wrote no awaited line for LIMIT_S."""
 
 
 class Run:
@@ -65,7 +66,7 @@ class Run:
         while not self.lines and not self.ended:
             left = end - time.monotonic()
             if left <= 0 or not select.select([self.process.stdout], [], [], left)[0]:
-                raise Hung
+                raise Hung("\n".join(self.seen))
             chunk = os.read(self.process.stdout.fileno(), 65536)
             *whole, self.partial = (self.partial + chunk).split(b"\n")
             self.ended = not chunk
@@ -90,7 +91,12 @@ class Run:
                     os.kill(pid, signal.SIGKILL)
         else:
             self.process.terminate()
-        self.process.wait()
+        try:
+            self.process.wait(timeout=LIMIT_S)
+        finally:
+            if self.process.poll() is None:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait()
 
 
 def descendants(root, name):
@@ -162,7 +168,7 @@ def main():
         synthetic_idx.write(data)
         for i in range(a.tutti_rounds):
             times["tutti"].append(measure(a.kind, "tutti", a.tutti_bin, data))
-            if i % max(1, a.tutti_rounds // a.rounds) == 0:
+            if i * a.rounds // a.tutti_rounds != (i - 1) * a.rounds // a.tutti_rounds:  # `rounds` of them, evenly spread
                 try:
                     times["torch"].append(measure(a.kind, "torch", a.torch_bin, data))
                 except Hung:

@@ -5,4 +5,5 @@ source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 build tutti tutti-coordinator tutti-worker tutti-shim tutti-rank
 source "$ROOT/tools/bench/torch_env.sh"
 python3 "$ROOT/tools/bench/lifecycle.py" recover "$BUILD/bin" "$TORCH_ENV/bin" "$@"
-/usr/bin/python3 "$ROOT/tools/bench/restart.py" "$BUILD/bin"
+python3 "$ROOT/tools/api_stubs.py" "$BUILD/api_stubs"
+PYTHONPATH="$BUILD/api_stubs" /usr/bin/python3 "$ROOT/tools/bench/restart.py" "$BUILD/bin"  # Debian's python3-grpcio is its

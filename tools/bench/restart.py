@@ -3,7 +3,7 @@
 Trains configs/jobs/fashion_mnist_cnn.yaml on two ranks under a coordinator and an agent, SIGKILLs the coordinator several times,
 starts it again each time as soon as it is dead, and reads every step's start from the coordinator's own series at the end. A step
 lasts from its start to the next one's, so whatever happens between steps counts. The limit is twice the median step.
-Usage: /usr/bin/python3 restart.py BUILD_BIN [--restarts N] [--steps N]
+Usage: restart.py BUILD_BIN [--restarts N] [--steps N]      with grpcio and the stubs of api_stubs.py on the import path
 """
 import argparse
 import json
@@ -18,12 +18,9 @@ import threading
 import time
 
 import grpc
+from tutti.v1 import api_pb2, api_pb2_grpc, cluster_pb2
 
-HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
-import api_stubs  # noqa: E402
-
-JOB = HERE.parent.parent / "configs" / "jobs" / "fashion_mnist_cnn.yaml"
+JOB = pathlib.Path(__file__).resolve().parents[2] / "configs" / "jobs" / "fashion_mnist_cnn.yaml"
 STEPS_BETWEEN = 60  # from one restart to the next
 DEADLINE_S = 120
 
@@ -49,7 +46,7 @@ class Cluster:
         environment = {**os.environ, "TUTTI_TOKEN_FILE": str(self.state / "token")}
         self.agent = subprocess.Popen([self.binaries / "tutti-worker", "--coordinator", self.address, "--state-dir", folder / "agent",
                                        "--slots", "2"], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        wait_until(lambda: self.call("NodeService", "ListNodes", "ListNodesRequest").nodes, "the agent registers")
+        wait_until(lambda: self.call(api_pb2_grpc.NodeServiceStub, "ListNodes", api_pb2.ListNodesRequest()).nodes, "the agent registers")
 
     def start_coordinator(self):
         (self.state / "address").unlink(missing_ok=True)
@@ -62,14 +59,19 @@ class Cluster:
         self.coordinator.send_signal(signal.SIGKILL)
         self.coordinator.wait()
 
-    def call(self, service, method, request, **fields):
-        from tutti.v1 import api_pb2, api_pb2_grpc
+    def call(self, service, method, request):
+        """The answer of one call, or the list of answers of a stream."""
         token = (self.state / "token").read_text().strip()
         with grpc.insecure_channel(self.address) as channel:
-            stub = getattr(api_pb2_grpc, service + "Stub")(channel)
-            answer = getattr(stub, method)(getattr(api_pb2, request)(**fields), timeout=30,
-                                           metadata=[("authorization", "Bearer " + token)])
-            return list(answer) if method.startswith("Read") else answer
+            answer = getattr(service(channel), method)(request, timeout=30, metadata=[("authorization", "Bearer " + token)])
+            return list(answer) if isinstance(answer, grpc.Call) else answer
+
+    def status(self, job_id):
+        return self.call(api_pb2_grpc.JobServiceStub, "GetJob", api_pb2.GetJobRequest(id=job_id)).job.status
+
+    def steps(self, job_id):
+        chunks = self.call(api_pb2_grpc.JobServiceStub, "ReadMetrics", api_pb2.ReadMetricsRequest(id=job_id))
+        return [step for chunk in chunks for step in chunk.steps]
 
     def close(self):
         for process in (self.agent, self.coordinator):
@@ -79,7 +81,6 @@ class Cluster:
 
 def train(cluster, folder, restarts, steps):
     """Step durations by step number, and the steps during which each restart took place."""
-    from tutti.v1 import cluster_pb2
     settings = {"resources.ranks": 2, "numerics.threads": 1, "train.steps": steps, "train.evaluateAtEnd": "false",
                 "checkpoint.everySteps": 20, "checkpoint.directory": folder / "run"}
     submitted = subprocess.run([cluster.binaries / "tutti", "submit", JOB, "-o", "json"] +
@@ -87,7 +88,7 @@ def train(cluster, folder, restarts, steps):
                                env={**os.environ, "TUTTI_COORDINATOR": cluster.address, "TUTTI_TOKEN_FILE": cluster.state / "token"},
                                check=True, stdout=subprocess.PIPE, text=True)
     job_id = json.loads(submitted.stdout)["id"]
-    status = lambda: cluster.call("JobService", "GetJob", "GetJobRequest", id=job_id).job.status
+    status = lambda: cluster.status(job_id)
     disturbed = []
     for i in range(restarts):
         wait_until(lambda: status().completed_step >= 40 + i * STEPS_BETWEEN, "the job trains")
@@ -98,7 +99,7 @@ def train(cluster, folder, restarts, steps):
     wait_until(lambda: status().state >= cluster_pb2.JOB_STATE_SUCCEEDED, "the job ends")
     if status().state != cluster_pb2.JOB_STATE_SUCCEEDED or status().attempts != 1:
         sys.exit(f"the job did not survive: {status()}")
-    records = [step for chunk in cluster.call("JobService", "ReadMetrics", "ReadMetricsRequest", id=job_id) for step in chunk.steps]
+    records = cluster.steps(job_id)
     if [record.step for record in records] != list(range(1, steps + 1)):
         sys.exit(f"the series has {len(records)} of {steps} steps")
     return {a.step: b.start_unix_ms - a.start_unix_ms for a, b in zip(records, records[1:])}, disturbed
@@ -112,7 +113,6 @@ def main():
     a = p.parse_args()
     with tempfile.TemporaryDirectory(prefix="tutti-bench-") as name:
         folder = pathlib.Path(name)
-        api_stubs.generate(folder / "stubs")
         cluster = Cluster(a.binaries, folder)
         try:
             durations, disturbed = train(cluster, folder, a.restarts, a.steps or 60 + (a.restarts + 1) * STEPS_BETWEEN)

@@ -31,12 +31,16 @@ def start(argv, cwd, core=None):
     return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd, preexec_fn=pin)
 
 
-def result(process):
-    """What the last line that a program wrote says."""
+def output(process):
     out, err = process.communicate(timeout=LIMIT_SECONDS)
     if process.returncode != 0:
         sys.exit("%s: exit code %d\n%s%s" % (" ".join(process.args), process.returncode, out[-2000:], err[-4000:]))
-    return json.loads(out.strip().splitlines()[-1])
+    return out
+
+
+def result(process):
+    """What the last line that a program wrote says."""
+    return json.loads(output(process).strip().splitlines()[-1])
 
 
 def tutti(model, binaries, folder, command, core=None, **settings):
@@ -61,9 +65,9 @@ def two_ranks_ms(model, binaries, python, steps, folder):
     apart = [tutti(model, binaries, folder, "run", core, resources_ranks=1, numerics_shards=1, batch_global=BATCH // 2,
                    checkpoint_directory=tempfile.mkdtemp(dir=folder), **sizes) for core in cores]
     compute = max([result(process)["time"]["medianStepMs"] for process in apart])
-    plan = tutti(model, binaries, folder, "plan", **pair).communicate()[0]
+    plan = json.loads(output(tutti(model, binaries, folder, "plan", **pair)))
     rate = result(start([python, str(HERE / "copy_speed.py"), *map(str, cores)], folder))
-    return together, compute, 1000 * json.loads(plan)["step"]["exchangedBytes"] / rate
+    return together, compute, 1000 * plan["step"]["exchangedBytes"] / rate
 
 
 def torch_step_ms(model, variant, python, steps, folder):

@@ -17,10 +17,7 @@ namespace tutti {
 namespace {
 
 using ::testing::AllOf;
-using ::testing::Contains;
-using ::testing::Each;
 using ::testing::ElementsAre;
-using ::testing::EndsWith;
 using testing::ExpectStateOf;
 using ::testing::HasSubstr;
 using testing::NewDirectory;
@@ -278,7 +275,9 @@ TEST(AsyncCheckpointWriter, FullDiskNamesPathAndCauseAndKeepsTheOneBefore) {  //
     ASSERT_TRUE(latest.has_value());
     ExpectStateOf(10, LoadCheckpoint(latest->path).value(), six_megabytes);
     // The space is free again. Rank 1 leaves its own reason where it too met the full disk, or saw that rank 0 had.
-    EXPECT_THAT(testing::NamesIn(job.Folder(20)), AllOf(Contains("rank-0.failed"), Each(EndsWith(".failed"))));
+    std::vector<std::string> left = testing::NamesIn(job.Folder(20));
+    if (ranks == 2) std::erase(left, "rank-1.failed");
+    EXPECT_THAT(left, ElementsAre("rank-0.failed"));
     ASSERT_TRUE(RemoveTree(job.Folder(10)).ok());
     EXPECT_TRUE(job.Save(30).status.ok());
     EXPECT_FALSE(FileExists(job.Folder(20)));

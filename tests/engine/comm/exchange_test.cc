@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <utility>
+
 #include "tests/engine/comm/world.h"
 
 namespace tutti {
@@ -26,6 +28,10 @@ Status RunSteps(Communicator& c, int32_t shards, ReduceMode mode, int steps) {
   options.result = options.slots[tree.partial_slots()[0]];
   options.buckets = {{0, 1'000}, {1'000, 1'003}, {1'003, kCount}};
   const float* result = options.result;
+  std::vector<int32_t> reduced;  // buckets, once their sums were there
+  options.on_reduced = [&, buckets = options.buckets](int32_t b) {
+    if (result[buckets[b].end - 1] == Expected(shards, buckets[b].end - 1)) reduced.push_back(b);
+  };
   BucketExchanger exchanger(options);
   for (int step = 0; step < steps; ++step) {
     for (int32_t wave = 0; wave < tree.waves(); ++wave) {
@@ -39,6 +45,7 @@ Status RunSteps(Communicator& c, int32_t shards, ReduceMode mode, int steps) {
     const StatusOr<BucketExchanger::Timings> timings = exchanger.WaitAll();
     TUTTI_RETURN_IF_ERROR(timings.status());
     if (timings->busy_ns <= 0 || timings->exposed_ns < 0) return DataLoss("busy {} ns", timings->busy_ns);
+    if (std::exchange(reduced, {}) != std::vector<int32_t>{0, 1, 2}) return DataLoss("not told of every sum in order");
     for (int64_t i = 0; i < kCount; ++i) {
       if (result[i] != Expected(shards, i)) return DataLoss("element {} is {}", i, result[i]);
     }
@@ -66,6 +73,7 @@ TEST(BucketExchanger, AnErrorEndsThisAndEveryLaterStep) {
   options.slots = {gradient.data()};
   options.result = gradient.data();
   options.buckets = {{0, 10}, {10, kCount}};
+  options.on_reduced = [](int32_t bucket) { ADD_FAILURE() << "bucket " << bucket << " has no sum"; };
   BucketExchanger exchanger(options);
   for (int step = 0; step < 2; ++step) {
     exchanger.Start(0);
