@@ -44,29 +44,29 @@ spec:
 """
 
 
-LIMIT_S = 30  # torchrun sometimes hangs for good after a restart
+LIMIT_S = 60  # for one awaited line
 
-
-class Hung(Exception):
-    """A side wrote no awaited line for LIMIT_S."""
+# PyTorch 2.15 lets restarted workers share the agent's store with the dead ones, whose gloo addresses they then find there: every
+# second job hangs or fails. With stores of their own its recovery works.
+TORCH_ENVIRONMENT = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 class Run:
     """A command whose output lines are matched as they arrive."""
 
-    def __init__(self, argv, cwd, abrupt=False):
+    def __init__(self, argv, cwd, abrupt=False, env=None):
         self.abrupt = abrupt
         self.start = time.monotonic()
         self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=cwd, bufsize=0,
-                                        start_new_session=True)
+                                        start_new_session=True, env=env)
         self.ended, self.partial, self.lines, self.seen = False, b"", [], []
 
     def next_line(self, end):
-        """The next line of output; None where the program ended. Hung: none by `end`."""
+        """The next line of output; None: the program ended, or wrote none by `end`."""
         while not self.lines and not self.ended:
             left = end - time.monotonic()
             if left <= 0 or not select.select([self.process.stdout], [], [], left)[0]:
-                raise Hung("\n".join(self.seen))
+                return None
             chunk = os.read(self.process.stdout.fileno(), 65536)
             *whole, self.partial = (self.partial + chunk).split(b"\n")
             self.ended = not chunk
@@ -80,7 +80,7 @@ class Run:
             self.seen = (self.seen + [line])[-40:]
             if re.search(pattern, line):
                 return time.monotonic()
-        raise SystemExit("ended before a line matched %r:\n%s" % (pattern, "\n".join(self.seen)))
+        raise SystemExit("ended, or stood still, before a line matched %r:\n%s" % (pattern, "\n".join(self.seen)))
 
     def stop(self):
         """How a side leaves is not measured: torchrun takes half a minute, so it is killed with all its workers."""
@@ -130,11 +130,10 @@ def tutti(binary, folder):
 def torchrun(binary, folder):
     return Run([f"{binary}/torchrun", "--nproc-per-node", "2", "--master-port", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint",
                 "localhost:0", "--max-restarts", "3", str(HERE / "torchrun_job.py"), "--steps", "1000000", "--checkpoint",
-                str(folder / "torch.pt")], folder, abrupt=True)
+                str(folder / "torch.pt")], folder, abrupt=True, env=TORCH_ENVIRONMENT)
 
 
 def measure(kind, side, binary, data):
-    """Seconds; Hung where a side stood still for LIMIT_S."""
     with tempfile.TemporaryDirectory(prefix="tutti-bench-") as name:
         folder = pathlib.Path(name)
         (folder / "data").symlink_to(data)
@@ -169,13 +168,8 @@ def main():
         for i in range(a.tutti_rounds):
             times["tutti"].append(measure(a.kind, "tutti", a.tutti_bin, data))
             if i * a.rounds // a.tutti_rounds != (i - 1) * a.rounds // a.tutti_rounds:  # `rounds` of them, evenly spread
-                try:
-                    times["torch"].append(measure(a.kind, "torch", a.torch_bin, data))
-                except Hung:
-                    print(f"torchrun hung: no step within {LIMIT_S} s; that round does not count", flush=True)
+                times["torch"].append(measure(a.kind, "torch", a.torch_bin, data))
             print(f"round {i + 1}: " + ", ".join(f"{k} {v[-1] * 1000:.0f} ms" for k, v in times.items() if v), flush=True)
-    if not times["torch"]:
-        sys.exit("torchrun hung in every round: there is no ratio")
     peer = statistics.median(times["torch"])
     for case, value in (("median", statistics.median(times["tutti"])), ("worst", max(times["tutti"]))):
         print(f"{a.kind} {case} tutti={value * 1000:.0f}ms peer={peer * 1000:.0f}ms ratio={peer / value:.2f}")
