@@ -5,12 +5,13 @@
 #include <signal.h>
 #include <spawn.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <memory>
 
@@ -212,6 +213,13 @@ int64_t PeakResidentBytes() {
   rusage usage{};
   ::getrusage(RUSAGE_SELF, &usage);
   return static_cast<int64_t>(usage.ru_maxrss) * 1024;  // Linux counts KiB
+}
+
+int64_t ResidentBytes() {
+  const StatusOr<std::string> statm = ReadFile("/proc/self/statm");
+  long long total = 0, resident = 0;  // pages
+  if (!statm.ok() || std::sscanf(statm->c_str(), "%lld %lld", &total, &resident) != 2) return 0;
+  return resident * ::sysconf(_SC_PAGESIZE);
 }
 
 }  // namespace tutti

@@ -51,5 +51,7 @@ std::vector<int> AllowedCores();
 
 // Greatest resident set of this process so far.
 int64_t PeakResidentBytes();
+// Resident bytes of this process now; 0 where /proc does not tell.
+int64_t ResidentBytes();
 
 }  // namespace tutti

@@ -157,7 +157,12 @@ std::string RunLine(const v1::Job& job, double first_step_ms) {
   std::string line =
       fmt::format("run    job {} on {}{}", job.id(), Plural(static_cast<int64_t>(nodes.size()), "node"), ranks);
   if (first_step_ms >= 0) line += fmt::format(" · first step after {:.0f} ms", first_step_ms);
-  return line + "\n";
+  line += "\n";
+  if (const v1::TrainPlan& plan = job.status().plan(); plan.exact_bytes()) {
+    line += fmt::format("       compiled  {} exactly · resident {}\n", MemoryParts(plan.memory()),
+                        MemoryText(plan.memory().resident_bytes()));
+  }
+  return line;
 }
 
 std::string EvalLine(const v1::EvalRecord& evaluation) {

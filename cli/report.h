@@ -33,7 +33,8 @@ std::string PlanBlock(const v1::JobSpec& spec, const v1::TrainPlan& plan, int64_
 // "       decay     0.01 on 4 tensors (421,376 parameters), none on 6 (266: biases and normalisation)";
 // empty where nothing is decayed.
 std::string DecayLine(const v1::TrainPlan& plan);
-// "run    job 01JD3... on 1 node: rank 0 cores 0, rank 1 cores 1 · first step after 180 ms"
+// "run    job 01JD3... on 1 node: rank 0 cores 0, rank 1 cores 1 · first step after 180 ms". Once a rank has compiled, a
+// second line has its exact bytes: what PlanBlock says before is a bound.
 std::string RunLine(const v1::Job& job, double first_step_ms);
 std::string EvalLine(const v1::EvalRecord& evaluation);
 std::string CheckpointLine(const v1::CheckpointRecord& checkpoint, const std::string& working_directory);

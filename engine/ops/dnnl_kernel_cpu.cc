@@ -68,6 +68,7 @@ int64_t DnnlKernel::ReserveScratch(int64_t bytes) {
 
 void DnnlKernel::Add(const dnnl::primitive& primitive, const dnnl::memory::desc& scratchpad,
                      std::vector<DnnlArgument> arguments) {
+  GenerateCode(primitive);
   if (scratchpad.get_size() > 0) {
     const int64_t offset = ReserveScratch(static_cast<int64_t>(scratchpad.get_size()));
     arguments.push_back({DNNL_ARG_SCRATCHPAD, scratchpad, DnnlArgument::Source::kScratch, offset});

@@ -38,9 +38,8 @@ Status CheckFits(const v1::JobSpec& spec, const DataShape& data, const SlotShape
 // Shards that a rank computes side by side: as many as it has cores for, at most its own.
 int32_t LanesOf(const v1::JobSpec& spec, int32_t local_shards, int32_t cores);
 
-// Resident bytes of a rank's process beside arena and data set: code, libraries, generated kernels, stacks.
-int64_t ProcessOverheadBytes(int32_t lanes, int32_t threads);
-// Adds up arena_bytes and resident_bytes from the parts that are filled in already.
-void SumMemory(const v1::JobSpec& spec, int64_t arena_bytes, int32_t lanes, v1::MemoryPlan* memory);
+// Adds up arena_bytes and resident_bytes from the parts that are filled in already. `process_bytes`: of a rank's
+// process beside arena and data set, that is code, libraries, generated kernels, stacks.
+void SumMemory(const v1::JobSpec& spec, int64_t arena_bytes, int64_t process_bytes, v1::MemoryPlan* memory);
 
 }  // namespace tutti

@@ -54,7 +54,9 @@ int32_t CoresOf(const v1::RankConfig& config) {
   return config.cores().empty() ? static_cast<int32_t>(AllowedCores().size()) : config.cores_size();
 }
 
-StatusOr<std::unique_ptr<Executable>> Executable::Compile(const v1::RankConfig& config, const DataShape& data) {
+StatusOr<std::unique_ptr<Executable>> Executable::Compile(const v1::RankConfig& config, const DataShape& data,
+                                                          int64_t process_bytes) {
+  const int64_t entry_bytes = ResidentBytes();
   const v1::JobSpec& spec = config.spec();
   std::unique_ptr<Executable> self(new Executable);
   TUTTI_ASSIGN_OR_RETURN(self->counts_, CountSteps({.epochs = spec.train().epochs(),
@@ -76,7 +78,7 @@ StatusOr<std::unique_ptr<Executable>> Executable::Compile(const v1::RankConfig& 
   self->states_ = static_cast<int>(OptimizerStates(spec.optimizer()).size());
   TUTTI_RETURN_IF_ERROR(self->BuildPrograms(config, data));
   self->LayOut();
-  self->FillPlan(spec, config, data);
+  self->FillPlan(spec, config, data, process_bytes + ResidentBytes() - entry_bytes);
   return self;
 }
 
@@ -213,7 +215,8 @@ void Executable::LayOut() {
   }
 }
 
-void Executable::FillPlan(const v1::JobSpec& spec, const v1::RankConfig& config, const DataShape& data) {
+void Executable::FillPlan(const v1::JobSpec& spec, const v1::RankConfig& config, const DataShape& data,
+                          int64_t process_bytes) {
   v1::JobSpec sized = spec;
   sized.mutable_resources()->set_ranks(config.world_size());
   const StatusOr<v1::TrainPlan> estimate =
@@ -246,7 +249,9 @@ void Executable::FillPlan(const v1::JobSpec& spec, const v1::RankConfig& config,
     memory.set_workspace_bytes(memory.workspace_bytes() + WorkspaceBytes(lane) - activations);
   }
   memory.set_data_set_bytes(data.resident_bytes);
-  SumMemory(sized, layout_.total_bytes() + gradient_layout_.total_bytes(), lanes_->lanes(), &memory);
+  // What compiling does not touch yet: code of the loop, of checkpoints and evaluation, loader threads.
+  constexpr int64_t kTouchedLater = 5 << 20;
+  SumMemory(sized, layout_.total_bytes() + gradient_layout_.total_bytes(), process_bytes + kTouchedLater, &memory);
 }
 
 void Executable::Bind(const Arena& arena) {

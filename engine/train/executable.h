@@ -54,8 +54,10 @@ struct HostScalars {
 
 class Executable {
  public:
-  // Compiles for this machine; allocates no training memory. INVALID_ARGUMENT: the model or the batch is wrong.
-  static StatusOr<std::unique_ptr<Executable>> Compile(const v1::RankConfig& config, const DataShape& data);
+  // Compiles for this machine; allocates no training memory. `process_bytes`: resident before the data sets were
+  // opened, to which what compiling adds is counted. INVALID_ARGUMENT: the model or the batch is wrong.
+  static StatusOr<std::unique_ptr<Executable>> Compile(const v1::RankConfig& config, const DataShape& data,
+                                                       int64_t process_bytes);
 
   const Model& model() const { return model_; }
   const StepPlanCounts& counts() const { return counts_; }
@@ -112,7 +114,7 @@ class Executable {
   int64_t WorkspaceBytes(int lane) const;
   void OrderParameters(const Graph& training);
   void LayOut();
-  void FillPlan(const v1::JobSpec& spec, const v1::RankConfig& config, const DataShape& data);
+  void FillPlan(const v1::JobSpec& spec, const v1::RankConfig& config, const DataShape& data, int64_t process_bytes);
   void Name(BoundProgram* program) const;
   void BindProgram(int lane, float* result, BoundProgram* program);
 

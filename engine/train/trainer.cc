@@ -289,6 +289,7 @@ class RankTrainer : public Trainer {
   explicit RankTrainer(const v1::RankConfig& config) : config_(config) {}
 
   Status Open() {
+    const int64_t process_bytes = ResidentBytes();
     const v1::Data& data = config_.spec().data();
     TUTTI_ASSIGN_OR_RETURN(train_, OpenDataset(data.train(), data.classes()));
     DataShape shape{.sample_dims = train_->sample_shape(),
@@ -302,7 +303,7 @@ class RankTrainer : public Trainer {
       shape.eval_samples = eval_->size();
       shape.resident_bytes += eval_->memory_bytes();
     }
-    TUTTI_ASSIGN_OR_RETURN(exe_, Executable::Compile(config_, shape));
+    TUTTI_ASSIGN_OR_RETURN(exe_, Executable::Compile(config_, shape, process_bytes));
     TUTTI_ASSIGN_OR_RETURN(arena_, Arena::Create(exe_->arena_layout()));
     exe_->Bind(*arena_);
     return OkStatus();
@@ -353,7 +354,7 @@ StatusOr<v1::TrainPlan> ExactPlan(const v1::RankConfig& config) {
     shape.eval_samples = eval.size;
     shape.resident_bytes += eval.memory_bytes;
   }
-  TUTTI_ASSIGN_OR_RETURN(const std::unique_ptr<Executable> exe, Executable::Compile(config, shape));
+  TUTTI_ASSIGN_OR_RETURN(const std::unique_ptr<Executable> exe, Executable::Compile(config, shape, ResidentBytes()));
   return exe->plan();
 }
 

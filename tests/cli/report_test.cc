@@ -107,6 +107,21 @@ TEST(DecayLine, SaysHowMuchIsDecayedAndHowMuchIsNot) {  // OPT-02
             "       decay     0.05 on 1 tensor (421,642 parameters), none on 6 (1,234: biases and normalisation)\n");
 }
 
+TEST(RunLine, ExactBytesAreNamedApartFromThePlansBound) {
+  v1::Job job;
+  job.set_id("01JD3");
+  job.mutable_status()->mutable_plan()->mutable_memory()->set_arena_bytes(1'258'291);
+  EXPECT_EQ(RunLine(job, -1), "run    job 01JD3 on 0 nodes\n");  // a bound: nothing is compiled yet
+  v1::TrainPlan* plan = job.mutable_status()->mutable_plan();
+  plan->set_exact_bytes(true);
+  plan->mutable_memory()->set_weight_bytes(262'144);
+  plan->mutable_memory()->set_arena_bytes(274'432);
+  plan->mutable_memory()->set_resident_bytes(30'408'704);
+  EXPECT_EQ(RunLine(job, -1),
+            "run    job 01JD3 on 0 nodes\n"
+            "       compiled  256.0 KiB weights = 268.0 KiB exactly · resident 29.0 MiB\n");
+}
+
 TEST(RunLine, NamesNodesCoresAndTheFirstStep) {
   v1::Job job = FinishedJob();
   auto* share = job.mutable_status()->mutable_assignment()->add_nodes();

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <cstring>
 
 namespace tutti {
@@ -70,6 +71,19 @@ std::string ImplementationName(const dnnl::primitive_desc_base& desc) {
 bool IsReference(const dnnl::primitive_desc_base& desc) {
   const char* name = desc.impl_info_str();
   return std::strncmp(name, "ref", 3) == 0 || std::strncmp(name, "simple", 6) == 0;
+}
+
+void GenerateCode(const dnnl::primitive& primitive) {
+  const_dnnl_primitive_desc_t desc = nullptr;
+  const char* name = nullptr;
+  if (dnnl_primitive_get_primitive_desc(primitive.get(), &desc) != dnnl_success) return;
+  if (dnnl_primitive_desc_query(desc, dnnl_query_impl_info_str, 0, &name) != dnnl_success) return;
+  if (std::strstr(name, "gemm:") == nullptr || std::strstr(name, "brgemm:") != nullptr)
+    return;  // brgemm has its own code
+  constexpr int kSide = 8;
+  const std::array<float, kSide * kSide> a{}, b{};
+  std::array<float, kSide * kSide> c{};
+  dnnl_sgemm('N', 'N', kSide, kSide, kSide, 1, a.data(), kSide, b.data(), kSide, 0, c.data(), kSide);
 }
 
 dnnl::primitive_attr UserScratchpad() {

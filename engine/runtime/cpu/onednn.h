@@ -20,6 +20,10 @@ dnnl::memory::desc PlainDesc(const std::vector<int64_t>& dims);
 std::string ImplementationName(const dnnl::primitive_desc_base& desc);
 bool IsReference(const dnnl::primitive_desc_base& desc);
 
+// oneDNN generates the code of its matrix product inside the first call: does it now, where the primitive is built on
+// it, so that the plan counts these bytes and the first step does not wait for them.
+void GenerateCode(const dnnl::primitive& primitive);
+
 // Attributes with a scratchpad given by the caller.
 dnnl::primitive_attr UserScratchpad();
 
