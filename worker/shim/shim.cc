@@ -240,6 +240,8 @@ void Shim::OnRequest(const v1::ShimRequest& request, Nanos now) {
     case v1::ShimRequest::kRelease:
       released_ = true;
       break;
+    case v1::ShimRequest::kAcknowledge:  // all events are kept
+      break;
     case v1::ShimRequest::REQUEST_NOT_SET:
       LogWarning("the agent sent an empty request");
       break;
